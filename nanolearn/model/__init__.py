@@ -1,0 +1,1 @@
+"""The model: attention, loss, the GPT itself, and how it gets its weights."""

@@ -1,0 +1,1 @@
+"""Muon and AdamW in one optimizer, and the schedules that drive it."""

@@ -1,0 +1,155 @@
+"""The model against its definition: counts in closed form, causality, each part's start value, exact accumulation."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from nanolearn.errors import UserError
+from nanolearn.model.gpt import GPT, GPTConfig
+from nanolearn.model.materialize import materialize
+
+SMALL = GPTConfig(
+    n_layer=4, n_embd=32, n_head=4, n_kv_head=2, head_dim=8, sequence_len=24, vocab_size=70, window="SSSL"
+)
+
+
+def tokens(config=SMALL, batch=2, seed=0):
+    g = torch.manual_seed(seed)
+    return torch.randint(0, config.vocab_size, (2, batch, config.sequence_len), generator=g).unbind()
+
+
+def trained(config=SMALL, seed=0):
+    """A model whose zero-initialised parts hold something too, so that every path is seen."""
+    model = materialize(config, "cpu", seed, torch.float64)
+    g = torch.manual_seed(seed)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn(p.shape, generator=g, dtype=p.dtype) * 0.1)
+    return model
+
+
+def test_depth_24_to_the_parameter():
+    config = GPTConfig(24, 1536, 12, 12, 128, 2048, 32768)
+    assert config.parameter_groups() == {
+        "token_table": 50_331_648,
+        "value_tables": 603_979_776,
+        "head": 50_331_648,
+        "matrices": 679_478_976,
+        "scalars": 74,
+    }
+
+
+@pytest.mark.parametrize("n_layer", [1, 2, 5])
+def test_closed_form_counts_equal_the_built_model(n_layer):
+    config = replace(SMALL, n_layer=n_layer)
+    with torch.device("meta"):
+        model = GPT(config)
+    groups = config.parameter_groups()
+    assert sum(p.numel() for p in model.parameters()) == sum(groups.values())
+    # the smear gate's 24 weights multiply the stream too, but are no block matrix
+    assert model.matmul_parameters() == groups["matrices"] + groups["head"] + 24
+
+
+def test_windows_tile_and_the_last_layer_sees_everything():
+    deep = replace(SMALL, n_layer=6, sequence_len=2048)
+    assert deep.windows == (512, 512, 512, 2048, 512, 2048)
+    assert replace(deep, sequence_len=512).windows[0] == 128
+    assert set(replace(deep, sequence_len=128).windows) == {128}
+    assert set(replace(deep, window="L").windows) == {2048}
+
+
+def test_first_loss_is_the_log_of_the_vocabulary():
+    x, y = tokens()
+    model = materialize(SMALL, "cpu", 0)
+    # The head starts at N(0, .001): logits of size .006, so 48 targets average to ln V within 6 x .006 / sqrt(48).
+    assert float(model.loss_sum(x, y).detach()) / y.numel() == pytest.approx(math.log(70), abs=5e-3)
+
+
+def test_initial_scales_follow_their_formulas():
+    model = materialize(SMALL, "cpu", 0)
+    torch.testing.assert_close(model.residual_scales.data, torch.tensor([1.15, 1.15 - 0.1 / 3, 1.15 - 0.2 / 3, 1.05]))
+    torch.testing.assert_close(model.first_scales.data, torch.tensor([0.2, 0.15, 0.1, 0.05]))
+    assert float(model.smear_scale.detach()) == 0 and float(model.backout_scale.detach()) == pytest.approx(0.2)
+    wide = materialize(replace(SMALL, n_embd=256, n_layer=2), "cpu", 0)
+    block = wide.blocks[0]
+    # 65,536 draws: the standard deviation is known to 1/sqrt(2n) = .3%; bands of 2%.
+    assert float(block.attention.q.weight.detach().std()) == pytest.approx(1 / 16, rel=0.05)
+    assert float(block.mlp.fc.weight.detach().std()) == pytest.approx(0.4 / 16, rel=0.02)
+    assert float(wide.token_table.weight.detach().std()) == pytest.approx(0.8, rel=0.02)
+    assert block.mlp.out.weight.abs().max() == 0 and block.attention.out.weight.abs().max() == 0
+
+
+def test_e9_no_position_sees_a_later_one():
+    model, (x, _) = trained(), tokens()
+    changed = x.clone()
+    changed[:, 15:] = (changed[:, 15:] + 1) % SMALL.vocab_size
+    before, after = model(x), model(changed)
+    torch.testing.assert_close(before[:, :15], after[:, :15], rtol=0, atol=1e-12)
+    assert (before[:, 15:] - after[:, 15:]).abs().max() > 1e-3
+
+
+def test_loss_and_token_nats_agree_with_the_logits():
+    model, (x, y) = trained(), tokens()
+    y[0, :5] = -1
+    logits = model(x)
+    assert logits.shape == (2, 24, 70)
+    nats = -logits.log_softmax(-1).gather(-1, y.clamp_min(0).unsqueeze(-1)).squeeze(-1).masked_fill(y == -1, 0)
+    # forward() casts its logits to fp32, the loss stays in float64: 15 * 2^-24 a logit.
+    torch.testing.assert_close(model.token_nats(x, y).float(), nats.float(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(model.loss_sum(x, y), model.token_nats(x, y).sum())
+
+
+def test_every_parameter_gets_a_gradient_once_the_model_has_left_its_start():
+    model, (x, y) = trained(), tokens()
+    model.loss_sum(x, y).backward()
+    assert [n for n, p in model.named_parameters() if p.grad is None or p.grad.abs().max() == 0] == []
+
+
+def test_gradients_by_finite_differences():
+    model, (x, y) = trained(replace(SMALL, n_layer=2, sequence_len=6)), tokens(replace(SMALL, sequence_len=6), 1)
+    model.loss_sum(x, y).backward()
+    h = 1e-6
+    for p in model.parameters():
+        flat, i = p.data.view(-1), int(p.grad.abs().argmax())
+        flat[i] += h
+        up = float(model.loss_sum(x, y))
+        flat[i] -= 2 * h
+        down = float(model.loss_sum(x, y))
+        flat[i] += h
+        assert (up - down) / (2 * h) == pytest.approx(float(p.grad.view(-1)[i]), rel=1e-4, abs=1e-6)
+
+
+def test_accumulated_micro_batches_give_the_gradient_of_the_whole():
+    model, (x, y) = trained(), tokens(batch=4)
+    grads = []
+    for split in (4, 2, 1):
+        model.zero_grad()
+        for part in range(0, 4, split):
+            (model.loss_sum(x[part : part + split], y[part : part + split]) / y.numel()).backward()
+        grads.append([p.grad.clone() for p in model.parameters()])
+    for other in grads[1:]:
+        for a, b in zip(grads[0], other, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"n_layer": 0}, "below 1"),
+        ({"n_kv_head": 3}, "can't share"),
+        ({"head_dim": 7}, "odd"),
+        ({"window": "SX"}, "letters S"),
+        ({"window": ""}, "letters S"),
+        ({"n_embd": 16}, "smear gate"),
+    ],
+)
+def test_impossible_shapes_are_refused_in_one_line(change, words):
+    with pytest.raises(UserError, match=words):
+        replace(SMALL, **change)
+
+
+def test_more_tokens_than_the_context_are_refused():
+    with pytest.raises(UserError, match="do not fit"):
+        materialize(SMALL, "cpu", 0)(torch.zeros(1, 25, dtype=torch.long))
