@@ -1,0 +1,155 @@
+"""What a data set on the Hugging Face Hub holds at one commit, and one file of it, whole.
+
+The list of files is asked for once and kept: a run's shards and their order are fixed before its first step, and who
+has the list and the shards needs no network. huggingface_hub compares sizes; here the SHA-256 is compared too.
+"""
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HFValidationError,
+    HTTPError,
+    OfflineModeIsEnabled,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.utils import disable_progress_bars
+from pydantic import BaseModel, ConfigDict
+
+from nanolearn.errors import UserError
+from nanolearn.fetch import CLOSED, FULL, Passing, locked, persist, replacing, settle, sha256
+from nanolearn.paths import cache_dir
+
+LIST_TRIES = 2  # a plan must be refused within seconds where the Hub can't be reached
+FILE_TRIES = 3  # huggingface_hub repeats what fails on the way itself, for about 25 s a try
+ASK = 10.0  # seconds to wait for an answer about a file or a list
+
+Result = TypeVar("Result")
+
+
+class HubFile(BaseModel):
+    """One file of a listing; `sha256` where the Hub states it (all large files).
+
+    >>> HubFile(path="shard_00000.parquet", size=8, sha256=None).path
+    'shard_00000.parquet'
+
+    Taught in chapter 02_packing.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str
+    size: int
+    sha256: str | None
+
+
+class Listing(BaseModel):
+    """The Parquet files of a data set at one commit, in the order of their names."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    repo: str
+    revision: str
+    files: tuple[HubFile, ...]
+
+
+def listing(repo: str, folder: str = "", revision: str = "main") -> Listing:
+    """The Parquet files below `folder`; the first answer is kept in the cache, and with it the commit of "main".
+
+    Raises UserError if the Hub can't be reached, or has no such data set, revision or folder.
+
+    Taught in chapter 02_packing.
+    """
+    place = "--".join([repo, *filter(None, [folder])]).replace("/", "--")
+    path = cache_dir() / "hub" / f"{place}@{revision.replace('/', '--')}.json"
+    with locked(path):
+        if not path.exists():
+            what = f"{repo} on the Hugging Face Hub"
+            found = _ask(what, lambda: _list(repo, folder, revision), LIST_TRIES)
+            with replacing(path) as temporary:
+                temporary.write_text(found.model_dump_json(indent=1), encoding="utf-8")
+    return Listing.model_validate_json(path.read_bytes())
+
+
+def _list(repo: str, folder: str, revision: str) -> Listing:
+    api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"))
+    commit = api.dataset_info(repo, revision=revision, timeout=ASK).sha or revision
+    tree = api.list_repo_tree(repo, folder or None, recursive=True, revision=commit, repo_type="dataset")
+    files = [
+        HubFile(path=entry.path, size=entry.size, sha256=entry.lfs.sha256 if entry.lfs else None)
+        for entry in tree
+        if isinstance(entry, RepoFile) and entry.path.endswith(".parquet")
+    ]
+    return Listing(repo=repo, revision=commit, files=tuple(sorted(files, key=lambda file: file.path)))
+
+
+def fetch_shard(found: Listing, file: HubFile) -> Path:
+    """A file of a listing in the cache: fetched at its commit, its size and SHA-256 compared, then renamed.
+
+    Raises UserError if it can't be had whole.
+
+    Taught in chapter 02_packing.
+    """
+    path = cache_dir() / "hub" / found.repo.replace("/", "--") / found.revision[:12] / file.path
+    with locked(path):
+        if not path.exists():
+            _ask(f"{file.path} of {found.repo}", lambda: _fetch(found, file, path), FILE_TRIES)
+    return path
+
+
+def _fetch(found: Listing, file: HubFile, path: Path) -> None:
+    if not sys.stderr.isatty():
+        disable_progress_bars()  # in a log or a notebook each update would be a line
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{path.name}.{os.getpid()}.") as folder:
+        fetched = hf_hub_download(
+            found.repo,
+            file.path,
+            repo_type="dataset",
+            revision=found.revision,
+            local_dir=folder,
+            etag_timeout=ASK,
+            endpoint=os.environ.get("HF_ENDPOINT"),
+        )
+        if (size := Path(fetched).stat().st_size) != file.size:
+            raise Passing(f"{size:,} of {file.size:,} bytes arrived")
+        if file.sha256 and sha256(Path(fetched)) != file.sha256:
+            raise Passing("its SHA-256 is not the one that the Hub states")
+        settle(Path(fetched), path)
+
+
+def _ask(what: str, question: Callable[[], Result], tries: int) -> Result:
+    """Put a question to the Hub: what no repetition mends is said at once, all else is tried again."""
+
+    def attempt() -> Result:
+        try:
+            return question()
+        except GatedRepoError:
+            raise UserError(f"{what} is gated", "accept its terms on its page, then run `hf auth login`") from None
+        except RepositoryNotFoundError:
+            raise UserError(f"{what} does not exist or is private", "check its name, or run `hf auth login`") from None
+        except (RevisionNotFoundError, RemoteEntryNotFoundError, HFValidationError) as error:
+            raise UserError(f"{what} has no such revision, folder or file ({_line(error)})", "check them") from None
+        except OfflineModeIsEnabled:
+            raise UserError(
+                f"{what} is not in the cache and HF_HUB_OFFLINE is set", "unset it, or copy the cache"
+            ) from None
+        except (HTTPError, OSError) as error:
+            if getattr(error, "errno", None) in FULL + CLOSED:
+                raise
+            raise Passing(_line(error)) from None
+
+    remedy = "check the network (HF_ENDPOINT names a mirror), or use data=embedded or a folder of your own"
+    return persist(what, attempt, remedy, tries)
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
