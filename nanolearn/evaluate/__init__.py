@@ -1,0 +1,1 @@
+"""How good a model is: takes a model, never a run."""

@@ -1,0 +1,1 @@
+"""What notebooks share: parameters, plots, live curves, results."""

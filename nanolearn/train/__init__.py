@@ -1,0 +1,1 @@
+"""The run: loop, checkpoints, records, watchman, launch."""

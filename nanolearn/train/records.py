@@ -1,0 +1,297 @@
+"""What happened in a run, as lines of JSON: the one source of every plot, report and tracker.
+
+`records.jsonl` is only appended to, one whole line at a time, and flushed, so that a notebook can follow a
+run in another process by reading up to the last line break. A run that resumes from step n continues the
+file: the lines of steps beyond n belong to a history that is gone, and are moved to `records.setaside.jsonl`;
+nothing is lost. Numbers that are not finite are written as null: JSON knows no NaN.
+"""
+
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict, ValidationError
+from tqdm import tqdm
+
+from nanolearn.errors import UserError
+
+NAME = "records.jsonl"
+ASIDE = "records.setaside.jsonl"
+RESULT = "result.json"
+LOCK = ".lock"
+
+REMEDY = "make room and give the same command again: the run resumes from its newest checkpoint"
+
+Observer = Callable[[dict], None]
+
+
+def _plain(value):
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _parsed(lines: bytes) -> Iterator[dict]:
+    for line in lines.splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue  # torn by a full disk or a kill: the lines around it are still good
+        if isinstance(record, dict):
+            yield record
+
+
+def read_from(run_dir: Path, offset: int = 0) -> tuple[list[dict], int]:
+    """The records from a byte offset to the last whole line, and the offset to go on from.
+
+    A line that is being written is left for the next call; if the file became shorter (the run was resumed),
+    reading begins again at its start. Taught in chapter 07_pretrain.
+    """
+    path = Path(run_dir) / NAME
+    if not path.exists():
+        return [], 0
+    with path.open("rb") as file:
+        if offset > os.fstat(file.fileno()).st_size:
+            offset = 0
+        file.seek(offset)
+        text = file.read()
+    whole = text.rfind(b"\n") + 1
+    return list(_parsed(text[:whole])), offset + whole
+
+
+def read(run_dir: Path, kind: str | None = None) -> list[dict]:
+    """All records of a run, or those of one kind ("step", "validation", "sample", ...); a half last line is left out.
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> _ = (folder / NAME).write_text('{"kind": "step", "step": 1}\\n{"kind": "st')
+    >>> read(folder)
+    [{'kind': 'step', 'step': 1}]
+
+    Taught in chapter 07_pretrain.
+    """
+    found, _ = read_from(run_dir)
+    return [record for record in found if kind is None or record.get("kind") == kind]
+
+
+def _set_aside(run_dir: Path, step: int) -> int:
+    path = run_dir / NAME
+    kept: list[bytes] = []
+    gone: list[bytes] = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        record = next(_parsed(line), None) if line.endswith(b"\n") else None
+        good = record is not None and record.get("step", 0) <= step
+        (kept if good else gone).append(line.rstrip(b"\n") + b"\n")
+    if not gone:
+        return 0
+    # Aside first, then the cut: a kill in between leaves a line in both files, never in none.
+    with (run_dir / ASIDE).open("ab") as aside:
+        aside.writelines(gone)
+        aside.flush()
+        os.fsync(aside.fileno())
+    shorter = path.with_suffix(".tmp")
+    with shorter.open("wb") as file:
+        file.writelines(kept)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(shorter, path)
+    return len(gone)
+
+
+class Result(BaseModel):
+    """What a run came to: `result.json`, and what `train` returns.
+
+    `stopped` is "complete", "time limit" or a signal's name; seconds says where the time went, over all
+    resumes; first_step_seconds is counted from when this process was started. Taught in chapter 07_pretrain.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    recipe: str
+    complete: bool
+    stopped: str
+    steps: int
+    tokens: int
+    parameters: int
+    loss: float | None
+    bpb: float | None
+    validation_bytes: int | None
+    whole_split: bool | None
+    seconds: dict[str, float]
+    first_step_seconds: float | None
+    tokens_per_second: float | None
+    mfu: float | None
+    peak_memory: int
+    skipped: int
+    device: str
+    dtype: str
+    samples: list[dict[str, str]]
+
+
+def finished(run_dir: Path, recipe_digest: str) -> Result | None:
+    """The result of a run that is complete, None for one that isn't (or was never begun)."""
+    try:
+        result = Result.model_validate_json((Path(run_dir) / RESULT).read_text(encoding="utf-8"))
+    except (OSError, ValidationError):
+        return None
+    return result if result.complete and result.recipe == recipe_digest else None
+
+
+@contextmanager
+def only_writer(run_dir: Path) -> Iterator[None]:
+    """Make the run directory and hold its lock; raises UserError at once if another process holds it."""
+    lock = FileLock(run_dir / LOCK)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(f"another process is training in {run_dir}", "wait for it, or give another run_dir") from None
+    except OSError as error:
+        raise UserError(f"{run_dir} can't be written ({error.strerror})", "give another run_dir") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+class Records:
+    """The open records of a run that is at `step`; later lines of an earlier attempt are set aside.
+
+    `append` writes one line and hands the record to the observers (progress, live curves, trackers).
+
+    >>> import tempfile
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> with Records(folder, step=0) as records:
+    ...     records.append({"kind": "step", "step": 1, "loss": float("nan")})
+    >>> read(folder)
+    [{'kind': 'step', 'step': 1, 'loss': None}]
+
+    Taught in chapter 07_pretrain.
+    """
+
+    def __init__(self, run_dir: Path, step: int, observers: tuple[Observer, ...] = ()) -> None:
+        self.run_dir = Path(run_dir)
+        self.observers = observers
+        self.set_aside = _set_aside(self.run_dir, step) if (self.run_dir / NAME).exists() else 0
+        self._file = (self.run_dir / NAME).open("ab", buffering=0)
+
+    def append(self, record: dict) -> None:
+        record = _plain(record)
+        line = json.dumps(record, allow_nan=False).encode() + b"\n"
+        # One unbuffered write: a reader, or a kill, sees the whole line or a half last one, never lines
+        # mixed.
+        try:
+            written = self._file.write(line)
+        except OSError as error:
+            raise UserError(f"{self.run_dir / NAME} can't be written ({error.strerror})", REMEDY) from error
+        if written != len(line):
+            raise UserError(f"{self.run_dir / NAME} can't be written (the disk is full)", REMEDY)
+        for observer in self.observers:
+            observer(record)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> "Records":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+
+def clock(seconds: float) -> str:
+    """A duration as people read it. Taught in chapter 07_pretrain.
+
+    >>> clock(42), clock(125), clock(7325)
+    ('42s', '2m05s', '2h02m')
+    """
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds}s"
+    if seconds < 3600:
+        return f"{seconds // 60}m{seconds % 60:02d}s"
+    return f"{seconds // 3600}h{seconds // 60 % 60:02d}m"
+
+
+def _number(value: float | None, form: str) -> str:
+    return "none" if value is None else format(value, form)
+
+
+def step_line(record: dict, total: int, eta: float | None = None) -> str:
+    """One step for a person: the norm is the global one before any clipping; an unknown MFU is left out.
+
+    >>> step_line({"step": 7, "loss": 8.3, "grad_norm": 0.41, "rate": 0.5, "seconds": 0.25, "mfu": None,
+    ...            "tokens_per_second": 8192.0, "stall": 0.001}, total=700, eta=173.0)
+    'step 7/700  loss 8.3000  norm 0.410  rate 0.500  250 ms  8,192 tok/s  stall 1 ms  ETA 2m53s'
+    """
+    parts = [
+        f"step {record['step']}/{total}",
+        f"loss {_number(record['loss'], '.4f')}",
+        f"norm {_number(record['grad_norm'], '.3f')}",
+        f"rate {record['rate']:.3f}",
+        f"{1e3 * record['seconds']:.0f} ms",
+    ]
+    if record.get("mfu") is not None:
+        parts.append(f"MFU {100 * record['mfu']:.1f}%")
+    parts += [f"{record['tokens_per_second']:,.0f} tok/s", f"stall {1e3 * record['stall']:.0f} ms"]
+    if eta is not None:
+        parts.append(f"ETA {clock(eta)}")
+    if record.get("skipped"):
+        parts.append("SKIPPED")
+    return "  ".join(parts)
+
+
+class Console:
+    """An observer that tells a person how the run goes: a progress bar on a terminal, a plain line every few per
+    cent elsewhere (a log file and an executed notebook keep every line, and a bar would fill them).
+    """
+
+    def __init__(self, total: int, first: int = 0, stream=None, every: float = 0.02) -> None:
+        self.total, self.stream = total, stream or sys.stdout
+        self.every = max(1, round(total * every))
+        self.seconds = 0.0  # smoothed time of a step
+        self.last = first
+        terminal = self.stream.isatty()
+        self.bar = tqdm(total=total, initial=first, file=self.stream, unit="step") if terminal else None
+
+    def say(self, text: str) -> None:
+        if self.bar is not None:
+            self.bar.write(text, file=self.stream)
+        else:
+            print(text, file=self.stream, flush=True)
+
+    def _step(self, record: dict) -> None:
+        share = 0.1 if self.seconds else 1.0
+        self.seconds += share * (record["seconds"] - self.seconds)
+        due = record["step"] % self.every == 0 or record["step"] in (1, self.total) or record.get("skipped")
+        text = step_line(record, self.total, (self.total - record["step"]) * self.seconds)
+        if self.bar is not None:
+            self.bar.set_postfix_str(text.split("  ", 1)[1], refresh=False)
+            self.bar.update(record["step"] - self.last)
+            self.last = record["step"]
+        elif due:
+            self.say(text)
+
+    def __call__(self, record: dict) -> None:
+        kind = record.get("kind")
+        if kind == "step":
+            self._step(record)
+        elif kind == "validation":
+            part = "whole split" if record["whole"] else f"{record['rows']:,} rows of the split"
+            self.say(f"validation at step {record['step']}: {record['bpb']:.4f} bits per byte ({part})")
+        elif kind == "sample":
+            self.say(f"sample at step {record['step']}: {record['prompt'] + ' | ' + record['text']!r}")
+        elif kind == "checkpoint":
+            self.say(f"checkpoint at step {record['step']}: {record['bytes'] / 1e6:,.0f} MB, {record['seconds']:.1f} s")
+        elif "say" in record:
+            self.say(record["say"])
+        if kind == "end" and self.bar is not None:
+            self.bar.close()

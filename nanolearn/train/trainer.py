@@ -1,0 +1,499 @@
+"""The loop that learns: rows in, one optimizer step after another, records out.
+
+One step adds the gradients of its micro-batches, each divided by the tokens of the whole batch, so that their
+sum over micro-steps and ranks is the gradient of the mean loss, however the batch is divided. Loss, gradient
+norm and the wish to stop reach the host together, once a step: the only time that the host waits for the
+device. What is learnt is decided by the recipe and one integer, the next row; a run that was killed goes on
+from its newest checkpoint as if nothing had happened. Chapter 07_pretrain walks through it.
+"""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+from nanolearn import distributed, flops, host
+from nanolearn.data.loader import FixedRows, Loader
+from nanolearn.data.prefetch import Prefetcher
+from nanolearn.data.sources import Source
+from nanolearn.data.tokens import TokenStore
+from nanolearn.errors import UserError
+from nanolearn.evaluate.bits import Bits, bits_per_byte
+from nanolearn.fetch import replacing
+from nanolearn.hardware import Choice, Machine, can_compile, choose_dtype, select, torch_device
+from nanolearn.inference.sample import generate
+from nanolearn.model.materialize import materialize
+from nanolearn.optim.optimizer import Optimizer
+from nanolearn.plan import make_plan
+from nanolearn.recipe import Execution, Recipe
+from nanolearn.tokenizer import Tokenizer
+from nanolearn.train import checkpoint
+from nanolearn.train.checkpoint import MODEL, OPTIMIZER, Manifest, NotSaved
+from nanolearn.train.records import RESULT, Observer, Records, Result, finished, only_writer
+from nanolearn.train.watch import Clock, Interrupts, KernelTime, Verdict, Watch, peak_memory
+
+PROMPTS = ("", "The history of", "The people of the United States")
+SAMPLE_TOKENS = 32
+VALIDATIONS, SAMPLES, SAVES = 10, 4, 10  # in a run, where Execution leaves it open
+PART = 0.01  # of the training tokens: what one validation on the way may read; ten of them cost 3% of a run
+WHOLE_CAP = 20 << 19  # tokens of the last validation, where the split has more: sampling error is below 1e-3 there
+TOKENISE_NOW = 100e6  # bytes of text up to which a corpus is tokenised before the first step
+BUILT = {"recompute": "none", "master": "fp32", "attention": "auto", "tracker": "none"}
+
+
+def train(
+    recipe: Recipe,
+    execution: Execution,
+    run_dir: Path,
+    *,
+    machine: Machine,
+    source: Source,
+    tokenizer: Tokenizer,
+    observers: Sequence[Observer] = (),
+    begun: float | None = None,
+) -> Result:
+    """Train a recipe in a run directory, or take up where it stopped; a complete run returns its result at once.
+
+    Under torchrun every process calls it. `observers` see each record as it is written; `begun` (time.time())
+    is when the person started to wait. SIGTERM, SIGINT and `max_hours` end the run cleanly, saved and
+    resumable.
+
+    Raises UserError when another process trains there, when what is there belongs to another recipe,
+    tokenizer or corpus, when the loss is not finite several steps in a row, when the trained model can't be
+    saved.
+
+    Taught in chapter 07_pretrain.
+    """
+    begun = time.time() if begun is None else begun
+    run_dir = Path(run_dir).resolve()
+    machine = select(machine, execution.device)
+    main = distributed.start(machine.type).main
+    with only_writer(run_dir) if main else nullcontext():
+        if done := finished(run_dir, recipe.digest):
+            return done
+        run = Run(recipe, execution, run_dir, machine, source, tokenizer, tuple(observers), Clock(begun))
+        try:
+            return run.go()
+        finally:
+            run.close()
+
+
+@dataclass(frozen=True)
+class Data:
+    """The two token stores of a run, and what a resume knows them by. Taught in chapter 07_pretrain."""
+
+    train: TokenStore
+    val: TokenStore
+    description: dict
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(json.dumps(self.description, sort_keys=True).encode()).hexdigest()
+
+
+def open_data(source: Source, tokenizer: Tokenizer) -> Data:
+    """Fix the run's list of shards. A small corpus is tokenised now, by rank 0; the others find it done."""
+    stores = {split: TokenStore(source, tokenizer, split) for split in ("train", "val")}
+    size = source.size_hint("train")
+
+    def prepare() -> None:
+        stores["val"].prepare()
+        if size is not None and size <= TOKENISE_NOW:
+            stores["train"].prepare()
+
+    distributed.on_main(prepare)
+    shards = {split: list(store.names) for split, store in stores.items()}
+    return Data(**stores, description={"source": source.name, "digest_of_text": source.digest, "shards": shards})
+
+
+def check_recipe(run_dir: Path, recipe: Recipe) -> None:
+    """Raises UserError if the folder holds a run of another recipe. Taught in chapter 07_pretrain."""
+    path = run_dir / "recipe.json"
+    if path.exists():
+        checkpoint.check_identity(run_dir, {"recipe": Recipe.load(path).digest}, {"recipe": recipe.digest})
+
+
+def write_settings(run_dir: Path, recipe: Recipe, execution: Execution) -> None:
+    """Write recipe.json and execution.json: all that a worker needs to know. Taught in chapter 07_pretrain."""
+    with replacing(run_dir / "recipe.json") as path:
+        recipe.save(path)
+    with replacing(run_dir / "execution.json") as path:
+        execution.save(path)
+
+
+def claim(run_dir: Path, recipe: Recipe, execution: Execution, tokenizer: Tokenizer, data: Data) -> dict[str, str]:
+    """Write what the run is, after comparing it with what is written; its identity for checkpoints.
+
+    Raises UserError naming what differs (recipe, tokenizer or data); then nothing has changed.
+    """
+    check_recipe(run_dir, recipe)
+    mine = {"tokenizer": tokenizer.digest, "data": data.digest}
+    theirs, folder, file = dict(mine), run_dir / "tokenizer", run_dir / "data.json"
+    if folder.exists():
+        theirs["tokenizer"] = Tokenizer.load(folder).digest
+    if file.exists():
+        theirs["data"] = json.loads(file.read_text(encoding="utf-8")).get("digest")
+    checkpoint.check_identity(run_dir, theirs, mine)
+    write_settings(run_dir, recipe, execution)
+    tokenizer.save(folder)
+    with replacing(file) as path:
+        path.write_text(json.dumps(data.description | {"digest": data.digest}, indent=1), encoding="utf-8")
+    return mine | {"recipe": recipe.digest}
+
+
+def every(asked: int, steps: int, times: int) -> int:
+    """Steps between two events: as asked, else so that there are about `times` of them. Taught in chapter 07_pretrain.
+
+    >>> every(0, 700, 10), every(25, 700, 10), every(0, 3, 10)
+    (70, 25, 1)
+    """
+    return asked or math.ceil(steps / times)
+
+
+class Run:
+    """One process's part of a run: what it holds, and what it does at each step. Taught in chapter 07_pretrain."""
+
+    done = row = tokens = epoch = 0  # steps done, the next row, tokens seen, passes over the data
+    saved, refused = -1, ""  # the newest checkpoint's step; why a later one could not be saved
+    stopped, step_seconds = "", 0.0
+    first_step: float | None = None
+    bits: Bits | None = None
+    whole = False
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        execution: Execution,
+        run_dir: Path,
+        machine: Machine,
+        source: Source,
+        tokenizer: Tokenizer,
+        observers: tuple[Observer, ...],
+        clock: Clock,
+    ) -> None:
+        refuse_unbuilt(execution)
+        self.recipe, self.execution, self.run_dir, self.machine = recipe, execution, run_dir, machine
+        self.tokenizer, self.clock, self.world = tokenizer, clock, distributed.world()
+        self.kept = host.reuse_freed_memory()
+        if execution.num_threads:
+            torch.set_num_threads(execution.num_threads)
+        self.device = torch_device(machine, self.world.local_rank)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # collectives and events act on the current device
+        self.kernels = KernelTime(self.device)
+        self.data = open_data(source, tokenizer)
+        self.identity = distributed.on_main(lambda: claim(run_dir, recipe, execution, tokenizer, self.data))
+        chosen = choose_dtype(machine, execution.dtype)
+        self.dtype = str(chosen.value)
+        self.model = materialize(recipe.gpt_config(), self.device, recipe.seed, getattr(torch, self.dtype))
+        self.parameters = list(self.model.parameters())
+        self.optimizer = Optimizer(self.model, recipe.rates())
+        self.schedule = recipe.schedule()
+        self.watch = Watch(scaled=self.dtype == "float16")
+        self.interrupts = Interrupts()
+        self.samples: list[dict[str, str]] = []
+        notes = [f"{self.dtype}: {chosen.reason}"]
+        self._resume(notes.append)
+        self.first = self.done
+        self.records = Records(run_dir, self.done, observers) if self.world.main else None
+        self._open_rows()
+        self._announce(notes)
+
+    def _resume(self, note: Callable[[str], None]) -> None:
+        found = checkpoint.resume_point(self.run_dir, note, self.execution.resume_from)
+        if found is None:
+            return
+        checkpoint.check_identity(found.path, found.manifest.identity, self.identity)
+        checkpoint.load(found, self._tensors())
+        manifest = found.manifest
+        self.done, self.row, self.tokens, self.saved = manifest.step, manifest.row, manifest.tokens, manifest.step
+        self.watch.restore(manifest.watch)
+        self.clock.before = dict(manifest.seconds)
+        note(f"going on from step {self.done:,}, row {self.row:,}")
+
+    def _tensors(self) -> dict[str, Tensor]:
+        weights = {MODEL + name: p.detach() for name, p in self.model.named_parameters()}
+        return weights | {OPTIMIZER + name: tensor for name, tensor in self.optimizer.state_dict().items()}
+
+    def _open_rows(self) -> None:
+        recipe, execution = self.recipe, self.execution
+        self.micro_batch = execution.micro_batch or make_plan(recipe, execution, self.machine).micro_batch
+        self.accumulation = recipe.rows_per_step // (self.micro_batch * self.world.size)
+        bos, length = self.tokenizer.bos, recipe.sequence_len
+        rank, size = self.world.rank, self.world.size
+        loader = Loader(self.data.train, bos, length, recipe.packer, recipe.seed, rank, size)
+        rows = loader.micro_batches(self.row, recipe.rows_per_step, self.micro_batch)
+        self.batches = Prefetcher(rows, self.device)
+        compiling = Choice(False, "eager: compile=True was not asked for")
+        if execution.compile:
+            compiling = can_compile(self.machine, asked=True)
+        self.compiling = compiling
+        self.loss_sum = torch.compile(self.model.loss_sum) if compiling.value else self.model.loss_sum
+        self.flops_per_token = flops.per_token(recipe.shape())
+        self.peak = execution.peak(self.machine, self.dtype)
+        self.val_every = every(execution.val_every, recipe.steps, VALIDATIONS)
+        self.sample_every = every(execution.sample_every, recipe.steps, SAMPLES)
+        self.save_every = every(execution.save_every, recipe.steps, SAVES)
+        if execution.val_tokens:
+            self.val = FixedRows(self.data.val, bos, length)
+            asked = WHOLE_CAP if execution.val_tokens < 0 else execution.val_tokens
+            # Rounded up: fewer tokens than one row are one row, never none.
+            self.val_rows = min(math.ceil(asked / length), self.val.n_rows)
+            self.part_rows = min(max(int(PART * recipe.tokens / length), 1), self.val_rows)
+
+    def _announce(self, notes: list[str]) -> None:
+        count = sum(p.numel() for p in self.parameters)
+        ranks = f" x {self.world.size} ranks" if self.world.size > 1 else ""
+        lines = [
+            f"{self.recipe.name}: {count:,} parameters on {self.machine.label}",
+            self.compiling.reason,
+            self.kept,
+            f"a step is {self.micro_batch} rows x {self.accumulation} micro-steps{ranks}"
+            f" = {self.recipe.batch_tokens:,} tokens",
+            *notes,
+        ]
+        self.tell(
+            "start",
+            name=self.recipe.name,
+            parameters=count,
+            device=self.machine.label,
+            dtype=self.dtype,
+            micro_batch=self.micro_batch,
+            accumulation=self.accumulation,
+            ranks=self.world.size,
+            flops_per_token=self.flops_per_token,
+            set_aside=self.records.set_aside if self.records else 0,
+            say="\n".join(lines),
+        )
+
+    def tell(self, kind: str, **values) -> None:
+        """Write one record, of the steps done so far; rank 0 speaks for all."""
+        if self.records is not None:
+            with self.clock("records"):
+                self.records.append({"kind": kind, "step": self.done, **values})
+
+    def go(self) -> Result:
+        """Step until the horizon, the time limit or a signal; then measure and write the result."""
+        self.clock.add("start", self.clock.elapsed() - sum(self.clock.seconds.values()))
+        with self.interrupts:
+            while self.done < self.recipe.steps and not self.stopped:
+                self._after(self.step())
+            return self._finish()
+
+    def step(self) -> Verdict:
+        """One optimizer step, from rows to a record."""
+        begun, stalled = time.perf_counter(), self.batches.stall_seconds
+        sums = self._accumulate()
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        norm = get_total_norm(gradients)  # global: after the reduction
+        values = torch.cat([sums, norm.to(sums.dtype).view(1)])  # (4,)
+        nats, targets, stop, norm = values.tolist()  # the host waits for the device here, and nowhere else
+        waited, stall = time.perf_counter(), self.batches.stall_seconds - stalled
+        # Micro-batches were divided by the tokens of a full batch and multiplied by the loss scale.
+        factor = self.recipe.batch_tokens / targets / self.watch.scale if targets else math.nan
+        loss = nats / targets if targets else math.nan
+        number = self.done + 1
+        verdict = self.watch.judge(number, loss, norm * factor)
+        kernels = self.kernels.take()
+        if not verdict.skip:
+            self._update(gradients, factor)
+        self.optimizer.zero_grad()
+        ended = time.perf_counter()
+        self.clock.add("waiting for data", stall)
+        self.clock.add("forward and backward", waited - begun - stall - kernels)
+        self.clock.add("optimizer", ended - waited + kernels)
+        self._count(stop)
+        self._record(loss, norm * factor, verdict, ended - begun, stall)
+        return verdict
+
+    def _accumulate(self) -> Tensor:
+        """Forward and backward over this step's rows: nats, targets and the wish to stop, summed over ranks (3,)."""
+        wide = torch.float32 if self.device.type == "mps" else torch.float64  # Apple's devices have no float64
+        sums = torch.zeros(3, dtype=wide, device=self.device)
+        for _ in range(self.accumulation):
+            batch = next(self.batches)
+            nats = self.loss_sum(batch.inputs, batch.targets)
+            (nats * (self.watch.scale / self.recipe.batch_tokens)).backward()
+            sums[0] += nats.detach()
+            sums[1] += (batch.targets >= 0).sum()
+        self.batch = batch
+        sums[2] = float(bool(self._wish()))
+        distributed.sum_gradients(self.parameters)
+        return distributed.reduce_sum_(sums)
+
+    def _update(self, gradients: list[Tensor], factor: float) -> None:
+        if factor != 1.0:
+            torch._foreach_mul_(gradients, factor)
+        self.kernels.mark(0)
+        schedule, step = self.schedule, self.done
+        self.optimizer.step(schedule.rate(step), schedule.momentum(step), schedule.decay(step))
+        self.kernels.mark(1)
+
+    def _wish(self) -> str:
+        hours = self.execution.max_hours
+        return self.interrupts.asked or ("time limit" if hours and self.clock.elapsed() > hours * 3600 else "")
+
+    def _count(self, stop: float) -> None:
+        self.done += 1
+        self.row += self.recipe.rows_per_step
+        self.tokens += self.recipe.batch_tokens
+        if self.first_step is None:
+            self.first_step = self.clock.elapsed()
+        if stop:
+            self.stopped = self._wish() or "another rank's wish"
+
+    def _record(self, loss: float, norm: float, verdict: Verdict, seconds: float, stall: float) -> None:
+        self.step_seconds += seconds
+        speed = self.recipe.batch_tokens / seconds
+        step = self.done - 1
+        self.tell(
+            "step",
+            loss=loss,
+            grad_norm=norm,
+            loss_z=verdict.loss_z,
+            norm_z=verdict.norm_z,
+            skipped=verdict.skip,
+            rate=self.schedule.rate(step),
+            momentum=self.schedule.momentum(step),
+            tokens=self.tokens,
+            tokens_per_second=speed,
+            mfu=flops.mfu(self.flops_per_token, speed, self.peak, self.world.size),
+            seconds=seconds,
+            stall=stall,
+            row=self.row - self.recipe.rows_per_step,
+            epoch=self.batch.epoch,
+            memory=peak_memory(self.device),
+        )
+        if self.batch.epoch > self.epoch:
+            self.epoch = self.batch.epoch
+            self.tell("event", say=f"step {self.done}: pass {self.epoch + 1} over the data, in a new order")
+        if verdict.say:
+            self.tell("event", say=verdict.say)
+
+    def _after(self, verdict: Verdict) -> None:
+        """What is due after a step: validation, samples, a checkpoint; the end of a run that is broken."""
+        if verdict.stop:
+            raise UserError(verdict.stop, f"look at {self.run_dir}; lower rates, or resume_from an earlier checkpoint")
+        last = self.done == self.recipe.steps
+        if self.done % self.save_every == 0 or last or self.stopped:
+            self._save()
+        if self.execution.val_tokens and self.done % self.val_every == 0 and not last:
+            self._validate(self.part_rows)
+        if self.done % self.sample_every == 0 and not last:
+            self._sample()
+
+    def _save(self) -> None:
+        manifest = Manifest(
+            step=self.done,
+            row=self.row,
+            tokens=self.tokens,
+            ranks=self.world.size,
+            identity=self.identity,
+            watch=self.watch.state(),
+            seconds=self.clock.totals(),
+        )
+        with self.clock("checkpoint"):
+            begun = time.perf_counter()
+            try:
+                found = checkpoint.save(self.run_dir, self._tensors(), manifest, self.execution.keep_last)
+            except NotSaved as error:
+                self.refused = str(error)
+                self.tell("event", say=f"{error}; the run goes on, step {self.saved} stays the newest checkpoint")
+                return
+        self.saved, self.refused = self.done, ""
+        took = time.perf_counter() - begun
+        self.tell("checkpoint", path=str(found.path), bytes=found.manifest.bytes, seconds=took)
+
+    def _validate(self, rows: int) -> None:
+        with self.clock("validation"):
+            found = self.val.batches(self.micro_batch, rows, self.world.rank, self.world.size)
+            batches = (replace(b, inputs=b.inputs.to(self.device), targets=b.targets.to(self.device)) for b in found)
+            self.bits = bits_per_byte(self.model, batches, self.tokenizer.token_bytes())
+        self.whole = rows == self.val.n_rows
+        self.tell(
+            "validation",
+            tokens=self.tokens,
+            bpb=self.bits.bpb,
+            loss=self.bits.loss,
+            rows=rows,
+            bytes=self.bits.bytes,
+            whole=self.whole,
+        )
+
+    def _sample(self) -> None:
+        if not self.world.main:
+            return
+        with self.clock("samples"):
+            texts = generate(self.model, self.tokenizer, PROMPTS, SAMPLE_TOKENS, seed=self.recipe.seed)
+        self.samples = [{"prompt": prompt, "text": text} for prompt, text in zip(PROMPTS, texts, strict=True)]
+        for sample in self.samples:
+            self.tell("sample", **sample)
+
+    def _finish(self) -> Result:
+        complete = self.done == self.recipe.steps
+        if complete and self.execution.val_tokens:
+            self._validate(self.val_rows)
+        if complete:
+            self._sample()
+        if self.refused:
+            raise UserError(self.refused, f"the run ends at step {self.saved}'s checkpoint: repeat the command")
+        result = self._result(complete)
+        self.tell("end", stopped=result.stopped, bpb=result.bpb, seconds=result.seconds, say=self._farewell(result))
+        if self.world.main:
+            with replacing(self.run_dir / RESULT) as path:
+                path.write_text(result.model_dump_json(indent=1), encoding="utf-8")
+        return result
+
+    def _result(self, complete: bool) -> Result:
+        steps = self.done - self.first
+        speed = steps * self.recipe.batch_tokens / self.step_seconds if steps else None
+        recent = list(self.watch.losses)[-max(1, self.recipe.steps // 20) :]
+        return Result(
+            name=self.recipe.name,
+            recipe=self.recipe.digest,
+            complete=complete,
+            stopped="complete" if complete else self.stopped,
+            steps=self.done,
+            tokens=self.tokens,
+            parameters=sum(p.numel() for p in self.parameters),
+            loss=math.fsum(recent) / len(recent) if recent else None,
+            bpb=self.bits.bpb if self.bits else None,
+            validation_bytes=self.bits.bytes if self.bits else None,
+            whole_split=self.whole if self.bits else None,
+            seconds=self.clock.totals(),
+            first_step_seconds=self.first_step,
+            tokens_per_second=speed,
+            mfu=flops.mfu(self.flops_per_token, speed, self.peak, self.world.size) if speed else None,
+            peak_memory=peak_memory(self.device),
+            skipped=self.watch.skipped,
+            device=self.machine.label,
+            dtype=self.dtype,
+            samples=self.samples,
+        )
+
+    def _farewell(self, result: Result) -> str:
+        if not result.complete:
+            return f"stopped at step {self.done:,} ({result.stopped}): the same command goes on from here"
+        bits = "" if result.bpb is None else f", {result.bpb:.4f} bits per byte"
+        return f"complete: {self.done:,} steps, {self.tokens:,} tokens{bits}"
+
+    def close(self) -> None:
+        """Stop reading ahead and close the records; nothing is lost."""
+        self.batches.close()
+        if self.records is not None:
+            self.records.close()
+
+
+def refuse_unbuilt(execution: Execution) -> None:
+    """Raises UserError for a wish that this version would have to ignore. Taught in chapter 07_pretrain."""
+    for name, usual in BUILT.items():
+        if (wish := getattr(execution, name)) != usual:
+            raise UserError(f"{name}={wish} is not built yet", f"leave it at {usual}")
