@@ -1,0 +1,85 @@
+"""The computer around the accelerator: its processor's name, its memory, and how fast it multiplies.
+
+A CPU has no published peak that a plan could use (it depends on instruction set, cores, cooling and
+neighbours), so its speed is measured for a moment instead.
+"""
+
+import ctypes
+import platform
+import re
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import torch
+
+
+def processor() -> str:
+    """The processor's name as a person would say it.
+
+    >>> bool(processor())
+    True
+    """
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        text = info.read_text(errors="replace")
+        if found := re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE):
+            return found[1].strip()
+    if platform.system() == "Darwin":
+        # platform.processor() says only "arm" there; this says "Apple M2 Max".
+        told = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True)
+        if told.returncode == 0 and told.stdout.strip():
+            return told.stdout.strip()
+    return platform.processor() or platform.machine() or "CPU"
+
+
+def memory() -> int:
+    """Bytes of the host's memory, or of the container's share where that is less.
+
+    >>> memory() > 2**28
+    True
+    """
+    total = psutil.virtual_memory().total
+    limit = Path("/sys/fs/cgroup/memory.max")
+    said = limit.read_text().strip() if limit.exists() else "max"
+    return min(total, int(said)) if said.isdigit() else total
+
+
+def measure_flops(seconds: float = 0.3) -> float:
+    """FLOP/s of float32 matrix products on this CPU, measured for a moment: what a plan for a CPU rests on.
+
+    The best of several short rounds counts: a neighbour's burst only ever makes a round slower.
+
+    >>> measure_flops(0.02) > 1e8
+    True
+    """
+    size, products = 512, 4
+    left, right = torch.randn(size, size), torch.randn(size, size)
+    torch.mm(left, right)  # the first product also starts the threads
+    best, end = 0.0, time.perf_counter() + seconds
+    while not best or time.perf_counter() < end:
+        start = time.perf_counter()
+        for _ in range(products):
+            torch.mm(left, right)
+        best = max(best, products * 2 * size**3 / (time.perf_counter() - start))
+    return best
+
+
+def reuse_freed_memory() -> str:
+    """Keep memory that tensors gave back, instead of handing it to the system: said in one line what was done.
+
+    glibc returns every freed block above a threshold to the kernel and asks for it again at the next tensor; the
+    kernel then clears each page anew. An eager training step on a CPU allocates the same few hundred blocks again and
+    again, and lost most of its time there (`bench/train.py` measures it). Costs nothing but that the process
+    keeps its peak. Only Linux with glibc has these switches; elsewhere nothing is changed. Taught in 06_mfu.
+
+    >>> reuse_freed_memory().startswith("freed memory")
+    True
+    """
+    if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
+        return "freed memory: left to the system's allocator (no glibc)"
+    trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
+    libc = ctypes.CDLL(None)
+    done = libc.mallopt(mmap_threshold, 1 << 30) and libc.mallopt(trim_threshold, (1 << 31) - 1)
+    return "freed memory: kept for the next tensor" if done else "freed memory: mallopt refused, left as it was"

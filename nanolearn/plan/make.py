@@ -1,0 +1,148 @@
+"""Making a plan: shares, micro-batch, hours; then the verdict, with its ways out."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from nanolearn.errors import UserError
+from nanolearn.hardware import Machine, choose_dtype, measure_cpu_flops, select
+from nanolearn.plan import costs, memory, page
+from nanolearn.plan.ladder import Rung, climb
+from nanolearn.plan.plan import Plan
+from nanolearn.recipe import Execution, Recipe
+
+# Share of a device's memory that stays free. Apple's GPUs may use about three quarters of the host's.
+SPARE = {"cpu": 0.10, "cuda": 0.10, "mps": 0.30}
+CPU_HOURS = 24.0  # a CPU run that needs more is refused unless max_hours allows it
+EMBEDDED_PASSES = 40  # over the embedded corpus; beyond, a model learns it by heart
+
+
+def make_plan(
+    recipe: Recipe,
+    execution: Execution,
+    machine: Machine,
+    *,
+    data_tokens: int | None = None,
+    done_steps: int = 0,
+    mfu: float | None = None,
+    cpu_flops: float | None = None,
+) -> Plan:
+    """Plan a recipe on a machine.
+
+    data_tokens: training tokens, where they are counted; done_steps: of a run that is resumed; mfu (a
+    share) and cpu_flops (FLOP/s): what was measured, in place of what is assumed. Raises UserError for
+    wishes that contradict each other; a run that doesn't fit or end is no error but a refused plan. Taught
+    in chapter 09_scaling_rules.
+
+    >>> from nanolearn.hardware import named
+    >>> plan = make_plan(Recipe.from_depth(24, ratio=8), Execution(), named("8 x H100"))
+    >>> plan.micro_batch, plan.accumulation, round(plan.hours, 2), round(plan.cost)
+    (16, 4, 1.96, 55)
+    """
+    machine = select(machine, execution.device)
+    world = execution.world(machine)
+    dtype = choose_dtype(machine, execution.dtype)
+    if machine.type == "cpu" and cpu_flops is None:
+        cpu_flops = measure_cpu_flops()
+    share = 1 / world if machine.type == "cpu" else 1.0  # processes on one host share its memory
+    available = int(machine.memory * share * (1 - SPARE[machine.type]))
+    rows = _micro_batch(recipe, execution, machine, str(dtype.value), world, available)
+    price, basis = costs.price(execution, machine)
+    plan = Plan(
+        recipe=recipe,
+        execution=execution,
+        machine=machine,
+        world=world,
+        dtype=dtype,
+        micro_batch=rows,
+        memory=_need(recipe, execution, machine, str(dtype.value), world, rows),
+        available=available,
+        tokens_left=recipe.tokens - done_steps * recipe.batch_tokens,
+        speed=costs.speed(recipe, execution, machine, str(dtype.value), world, mfu, cpu_flops),
+        price=price,
+        price_basis=basis,
+        data=costs.data(recipe, machine, data_tokens),
+    )
+    return _judged(plan, mfu, cpu_flops)
+
+
+def _need(recipe: Recipe, execution: Execution, machine: Machine, dtype: str, world: int, rows: int) -> memory.Memory:
+    return memory.estimate(
+        recipe.gpt_config(),
+        rows,
+        kind=machine.type,
+        dtype=dtype,
+        world=world,
+        recompute=execution.recompute,
+        master=execution.master,
+    )
+
+
+def _micro_batch(recipe: Recipe, execution: Execution, machine: Machine, dtype: str, world: int, available: int) -> int:
+    """Rows at once: as asked, else the largest power of two that divides a device's rows and fits, or 1."""
+    each, left = divmod(recipe.rows_per_step, world)
+    if left or not each:
+        raise UserError(
+            f"{recipe.rows_per_step} rows a step can't be shared alike by {world} devices",
+            f"give num_devices={math.gcd(recipe.rows_per_step, world)}, or another batch_tokens",
+        )
+    if asked := execution.micro_batch:
+        if each % asked:
+            near = max(rows for rows in range(1, min(asked, each) + 1) if each % rows == 0)
+            raise UserError(f"micro_batch={asked} does not divide {each} rows a device", f"give {near}")
+        return asked
+    rows = each & -each  # the largest power of two that divides it
+    while rows > 1 and _need(recipe, execution, machine, dtype, world, rows).total > available:
+        rows //= 2
+    return rows
+
+
+def _judged(plan: Plan, mfu: float | None, cpu_flops: float | None) -> Plan:
+    limit = plan.execution.max_hours or (CPU_HOURS if plan.machine.type == "cpu" else math.inf)
+    dtype, kind = str(plan.dtype.value), plan.machine.type
+    problems: list[str] = []
+    ways: list[str] = []
+    ladder: tuple[Rung, ...] = ()
+    if not plan.fits:
+        ladder = climb(plan.recipe, kind, dtype, plan.world, plan.available, plan.micro_batch)
+        said = f"{page.size(plan.memory.total)} are needed, {page.size(plan.available)} may be taken"
+        problems.append(f"{said} of {plan.machine.name}, with {plan.micro_batch} rows at once (micro_batch)")
+        if ladder[0].fits:
+            ways.append("micro_batch=0: the plan then takes as many rows as fit")
+    if plan.hours is not None and plan.hours > limit:
+        problems.append(f"about {page.duration(plan.hours)} are needed, and {page.duration(limit)} is the limit")
+        fewer = float(f"{plan.recipe.tokens * limit / plan.hours:.2g}")
+        ways.append(f"tokens={fewer:.0f}: the same model, trained for less long")
+        ways.append(f"max_hours={math.ceil(plan.hours * 1.25)}: if you mean to wait")
+    if problems:
+        ways = [*_smaller(plan, limit, mfu, cpu_flops), *ways]
+    for problem, way in _too_many_passes(plan):
+        problems.append(problem)
+        ways.append(way)
+    return replace(plan, problems=tuple(problems), ways_out=tuple(ways), ladder=ladder)
+
+
+def _smaller(plan: Plan, limit: float, mfu: float | None, cpu_flops: float | None) -> Iterator[str]:
+    """The largest depth below this one that this machine can train."""
+    dtype = str(plan.dtype.value)
+    for depth in range(plan.recipe.depth - 1, 0, -1):
+        recipe = Recipe.from_depth(depth, plan.recipe.preset)
+        need = _need(recipe, plan.execution, plan.machine, dtype, plan.world, rows=1)
+        found = costs.speed(recipe, plan.execution, plan.machine, dtype, plan.world, mfu, cpu_flops)
+        hours = found.hours(recipe.tokens)
+        if need.total <= plan.available and (hours is None or hours <= limit):
+            yield f"depth {depth}: fits, and takes {page.duration(hours)}"
+            return
+
+
+def _too_many_passes(plan: Plan) -> Iterator[tuple[str, str]]:
+    passes, most, present = plan.data.passes, plan.execution.max_passes, plan.data.present or 0
+    if passes is None:
+        return
+    if plan.recipe.data == "embedded" and passes > EMBEDDED_PASSES:
+        said = f"{passes:,.0f} passes over the embedded corpus, which is good for {EMBEDDED_PASSES} at most"
+        yield said, "data=climbmix, or a corpus of your own"
+    elif passes > most:
+        fewer = float(f"{most * present:.2g}")
+        way = f"max_passes={math.ceil(passes)} if you mean it, tokens={fewer:.0f}, or more data"
+        yield f"{passes:,.1f} passes over the data, and max_passes is {most}", way

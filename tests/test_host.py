@@ -1,0 +1,32 @@
+"""The computer around the accelerator: what it is called, what it holds, how fast it is."""
+
+from pathlib import Path
+
+import psutil
+
+from nanolearn import host
+
+
+def test_memory_is_at_most_what_the_machine_has():
+    assert 0 < host.memory() <= psutil.virtual_memory().total
+
+
+def test_memory_of_a_container_is_its_limit(monkeypatch, tmp_path):
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(host, "Path", lambda _: limit)
+    for text, expected in (("1073741824\n", 1 << 30), ("max\n", psutil.virtual_memory().total)):
+        limit.write_text(text)
+        assert host.memory() == expected
+
+
+def test_processor_is_what_the_kernel_says():
+    info = Path("/proc/cpuinfo")
+    if info.exists() and "model name" in info.read_text():
+        assert host.processor() in info.read_text()
+    else:
+        assert host.processor()
+
+
+def test_speed_is_measured_within_its_time():
+    # Between a 1990s and a 2030s processor: the measurement only has to be one.
+    assert 1e8 < host.measure_flops(0.05) < 1e14
