@@ -50,14 +50,15 @@ class Preset:
     flops: float = 0.0
     max_ratio: float = 100.0
     data: str = "climbmix"
+    layer_width: int = 64
 
     def width(self, depth: int) -> int:
-        """64 a layer, up to a whole number of heads.
+        """`layer_width` a layer, up to a whole number of heads.
 
         >>> FULL.width(24), FULL.width(3), LAPTOP.width(3)
         (1536, 256, 192)
         """
-        return -(-64 * depth // self.head_dim) * self.head_dim
+        return -(-self.layer_width * depth // self.head_dim) * self.head_dim
 
 
 FULL = Preset(

@@ -1,11 +1,16 @@
 """What all tests share: none touches the user's cache or runs, and random inputs are the same everywhere."""
 
+import os
 from pathlib import Path
 
-import hypothesis
-import pytest
+# Tests multiply tiny matrices: a second thread only waits for the first, and much longer when cores are busy. Set
+# before torch is imported; the processes that a test starts inherit it.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from nanolearn.paths import cache_dir
+import hypothesis  # noqa: E402
+import pytest  # noqa: E402
+
+from nanolearn.paths import cache_dir  # noqa: E402
 
 REAL_CACHE = cache_dir()
 

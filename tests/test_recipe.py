@@ -110,7 +110,7 @@ def test_a_file_that_is_no_recipe_is_one_line(tmp_path, text):
 @pytest.mark.parametrize(
     ("dials", "said"),
     [
-        ({"batch_tokens": 1000}, "no whole number of rows of 256: give 1024"),
+        ({"batch_tokens": 1000, "sequence_len": 256}, "no whole number of rows of 256: give 1024"),
         ({"packer": "best_fit"}, "did you mean best_fit"),
         ({"stepz": 5}, "did you mean steps"),
         ({"window": "X"}, "letters S"),

@@ -148,7 +148,7 @@ def test_t8_small_presets_keep_batch_and_rates_and_move_decay(preset):
 
 
 def test_a_preset_at_its_reference_has_its_own_numbers():
-    config = architecture(LAPTOP.ref_width // 64, LAPTOP, {})
+    config = architecture(4, LAPTOP, {"n_embd": LAPTOP.ref_width})
     found = rates(LAPTOP, {}, config, LAPTOP.ref_batch, LAPTOP.ref_tokens)
     assert found == pytest.approx({name: getattr(LAPTOP, name) for name in found}, rel=1e-5)
 

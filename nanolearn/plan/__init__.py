@@ -5,7 +5,7 @@ A plan is arithmetic on a recipe, an execution and a machine, so that eight H100
 laptop. It chooses the micro-batch where that was left open. What it can't know, it says it doesn't know.
 """
 
-from nanolearn.plan.make import make_plan
+from nanolearn.plan.make import choose_micro_batch, make_plan
 from nanolearn.plan.plan import Plan
 
-__all__ = ["Plan", "make_plan"]
+__all__ = ["Plan", "choose_micro_batch", "make_plan"]

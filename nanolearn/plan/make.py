@@ -40,13 +40,10 @@ def make_plan(
     (16, 4, 1.96, 55)
     """
     machine = select(machine, execution.device)
-    world = execution.world(machine)
-    dtype = choose_dtype(machine, execution.dtype)
+    world, dtype = execution.world(machine), choose_dtype(machine, execution.dtype)
     if machine.type == "cpu" and cpu_flops is None:
         cpu_flops = measure_cpu_flops()
-    share = 1 / world if machine.type == "cpu" else 1.0  # processes on one host share its memory
-    available = int(machine.memory * share * (1 - SPARE[machine.type]))
-    rows = _micro_batch(recipe, execution, machine, str(dtype.value), world, available)
+    rows = choose_micro_batch(recipe, execution, machine)
     price, basis = costs.price(execution, machine)
     plan = Plan(
         recipe=recipe,
@@ -56,7 +53,7 @@ def make_plan(
         dtype=dtype,
         micro_batch=rows,
         memory=_need(recipe, execution, machine, str(dtype.value), world, rows),
-        available=available,
+        available=_available(machine, world),
         tokens_left=recipe.tokens - done_steps * recipe.batch_tokens,
         speed=costs.speed(recipe, execution, machine, str(dtype.value), world, mfu, cpu_flops),
         price=price,
@@ -66,20 +63,17 @@ def make_plan(
     return _judged(plan, mfu, cpu_flops)
 
 
-def _need(recipe: Recipe, execution: Execution, machine: Machine, dtype: str, world: int, rows: int) -> memory.Memory:
-    return memory.estimate(
-        recipe.gpt_config(),
-        rows,
-        kind=machine.type,
-        dtype=dtype,
-        world=world,
-        recompute=execution.recompute,
-        master=execution.master,
-    )
+def choose_micro_batch(recipe: Recipe, execution: Execution, machine: Machine) -> int:
+    """Rows at once on one device: as asked, else the largest power of two that divides its rows and fits, or 1.
 
+    Raises UserError where the rows of a step can't be shared alike. Taught in chapter 06_mfu.
 
-def _micro_batch(recipe: Recipe, execution: Execution, machine: Machine, dtype: str, world: int, available: int) -> int:
-    """Rows at once: as asked, else the largest power of two that divides a device's rows and fits, or 1."""
+    >>> from nanolearn.hardware import named
+    >>> choose_micro_batch(Recipe.from_depth(24, window="L"), Execution(), named("MI300X"))
+    32
+    """
+    machine = select(machine, execution.device)
+    world, dtype = execution.world(machine), str(choose_dtype(machine, execution.dtype).value)
     each, left = divmod(recipe.rows_per_step, world)
     if left or not each:
         raise UserError(
@@ -92,9 +86,26 @@ def _micro_batch(recipe: Recipe, execution: Execution, machine: Machine, dtype: 
             raise UserError(f"micro_batch={asked} does not divide {each} rows a device", f"give {near}")
         return asked
     rows = each & -each  # the largest power of two that divides it
-    while rows > 1 and _need(recipe, execution, machine, dtype, world, rows).total > available:
+    while rows > 1 and _need(recipe, execution, machine, dtype, world, rows).total > _available(machine, world):
         rows //= 2
     return rows
+
+
+def _available(machine: Machine, world: int) -> int:
+    share = 1 / world if machine.type == "cpu" else 1.0  # processes on one host share its memory
+    return int(machine.memory * share * (1 - SPARE[machine.type]))
+
+
+def _need(recipe: Recipe, execution: Execution, machine: Machine, dtype: str, world: int, rows: int) -> memory.Memory:
+    return memory.estimate(
+        recipe.gpt_config(),
+        rows,
+        kind=machine.type,
+        dtype=dtype,
+        world=world,
+        recompute=execution.recompute,
+        master=execution.master,
+    )
 
 
 def _judged(plan: Plan, mfu: float | None, cpu_flops: float | None) -> Plan:

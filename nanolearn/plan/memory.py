@@ -81,8 +81,8 @@ def layer_elements(config: GPTConfig, layer: int, kind: str, dtype: str) -> floa
 def _activations(config: GPTConfig, tokens: int, kind: str, dtype: str, recompute: str) -> float:
     layers = [layer_elements(config, layer, kind, dtype) for layer in range(config.n_layer)]
     # Row sums in fp32: two norms, q's and k's norms, attention's log-sum-exp.
-    small = FP32 * config.n_layer * (2 + 2 * config.n_head + config.n_kv_head)
-    cast = config.parameter_groups()["matrices"] * BYTES[dtype] if BYTES[dtype] < FP32 else 0
+    small: float = FP32 * config.n_layer * (2 + 2 * config.n_head + config.n_kv_head)
+    cast: float = config.parameter_groups()["matrices"] * BYTES[dtype] if BYTES[dtype] < FP32 else 0
     hidden = 8 * config.n_embd
     if recompute == "none":
         kept: float = sum(layers)
