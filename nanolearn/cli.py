@@ -185,13 +185,12 @@ def _wanted(source: "Source", limit: int | None) -> list[str]:
 def _data_tokens(options: argparse.Namespace) -> int:
     from nanolearn.data.sources import open_source
     from nanolearn.data.tokens import TokenStore
-    from nanolearn.paths import cache_dir
     from nanolearn.recipe import Recipe
     from nanolearn.train.launch import prepare
 
     _wanted(open_source(options.name), options.shards)
     recipe = Recipe.from_depth(4, "laptop", data=options.name, vocab_size=options.vocab_size)
-    source, tokenizer = prepare(recipe, cache_dir())  # the cache is no run: it holds no tokenizer of its own
+    source, tokenizer = prepare(recipe)
     for split in ("train", "val"):
         store = TokenStore(source, tokenizer, split, max_shards=options.shards if split == "train" else None)
         store.prepare()

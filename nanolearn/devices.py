@@ -24,9 +24,9 @@ TERA = 1e12
 class Device:
     """One line of the table.
 
-    `tflops` is the dense 16-bit peak; memory sizes are the maker's, in 10^9 bytes. The first memory size holds when the device's name tells none of the others. Real devices show up to 7%
-    more (a maker's "80 GB" is 80 x 2^30 bytes less a reserve), so a plan made from a name errs on the small
-    side.
+    `tflops` is the dense 16-bit peak; memory sizes are the maker's, in 10^9 bytes. The first memory size holds when
+    the device's name tells none of the others. Real devices show up to 7% more (a maker's "80 GB" is 80 x 2^30 bytes
+    less a reserve), so a plan made from a name errs on the small side.
     """
 
     name: str

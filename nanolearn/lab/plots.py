@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import matplotlib
-from cycler import cycler
 from IPython.display import display
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -27,7 +26,7 @@ GREY = "#6B6B6B"
 WIDTH, HEIGHT = 7.2, 3.2  # inches; 7.2 fills the text column of the book at its 72 dots an inch
 
 STYLE: Any = {
-    "axes.prop_cycle": cycler(color=PALETTE),
+    "axes.prop_cycle": matplotlib.cycler(color=PALETTE),
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,

@@ -72,7 +72,7 @@ def settle(
     corpus = choose_data(recipe.preset, data)
     asked = "asked for" if corpus.value != recipe.data else corpus.reason  # an override may name the corpus too
     if rehearsal:
-        recipe, execution = rehearse(recipe, execution, launch.devices_used(execution, machine))
+        recipe, execution = rehearse(recipe, execution, execution.world(hardware.select(machine, execution.device)))
     folder = _folder(run_dir, recipe, rehearsal)
     return Settled(
         recipe=recipe,

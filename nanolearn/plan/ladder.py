@@ -27,10 +27,10 @@ class Rung:
     fits: bool
 
 
-def climb(recipe: Recipe, kind: str, dtype: str, world: int, available: int, rows: int) -> tuple[Rung, ...]:
+def climb(recipe: Recipe, kind: str, dtype: str, available: int, rows: int) -> tuple[Rung, ...]:
     """The ladder for a run that holds `rows` rows at once now; `kind` is the device's type.
 
-    >>> rungs = climb(Recipe.from_depth(24), "cuda", "bfloat16", 1, 24 * 10**9, rows=4)
+    >>> rungs = climb(Recipe.from_depth(24), "cuda", "bfloat16", 24 * 10**9, rows=4)
     >>> [(rung.ask, round(rung.memory / 1e9), rung.fits) for rung in rungs][-2:]
     [('recompute=2', 26, False), ('master=none', 21, True)]
 
@@ -39,7 +39,7 @@ def climb(recipe: Recipe, kind: str, dtype: str, world: int, available: int, row
     config = recipe.gpt_config()
     found: list[Rung] = []
     for ask, what, changed, options in _rungs(config, sixteen=memory.BYTES[dtype] < memory.FP32):
-        need = memory.estimate(changed, 1, kind=kind, dtype=dtype, world=world, **options).total
+        need = memory.estimate(changed, 1, kind=kind, dtype=dtype, **options).total
         if "sequence_len" in ask and (found[-1].fits or need == found[-1].memory):
             break  # nobody should train a worse model without need
         slower = _launches(changed.sequence_len) / _launches(rows * config.sequence_len)

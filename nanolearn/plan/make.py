@@ -37,7 +37,7 @@ def make_plan(
     >>> from nanolearn.hardware import named
     >>> plan = make_plan(Recipe.from_depth(24, ratio=8), Execution(), named("8 x H100"))
     >>> plan.micro_batch, plan.accumulation, round(plan.hours, 2), round(plan.cost)
-    (16, 4, 1.96, 55)
+    (8, 8, 1.96, 55)
     """
     machine = select(machine, execution.device)
     world, dtype = execution.world(machine), choose_dtype(machine, execution.dtype)
@@ -52,7 +52,7 @@ def make_plan(
         world=world,
         dtype=dtype,
         micro_batch=rows,
-        memory=_need(recipe, execution, machine, str(dtype.value), world, rows),
+        memory=_need(recipe, execution, machine, str(dtype.value), rows),
         available=_available(machine, world),
         tokens_left=recipe.tokens - done_steps * recipe.batch_tokens,
         speed=costs.speed(recipe, execution, machine, str(dtype.value), world, mfu, cpu_flops),
@@ -86,7 +86,7 @@ def choose_micro_batch(recipe: Recipe, execution: Execution, machine: Machine) -
             raise UserError(f"micro_batch={asked} does not divide {each} rows a device", f"give {near}")
         return asked
     rows = each & -each  # the largest power of two that divides it
-    while rows > 1 and _need(recipe, execution, machine, dtype, world, rows).total > _available(machine, world):
+    while rows > 1 and _need(recipe, execution, machine, dtype, rows).total > _available(machine, world):
         rows //= 2
     return rows
 
@@ -96,26 +96,26 @@ def _available(machine: Machine, world: int) -> int:
     return int(machine.memory * share * (1 - SPARE[machine.type]))
 
 
-def _need(recipe: Recipe, execution: Execution, machine: Machine, dtype: str, world: int, rows: int) -> memory.Memory:
+def _need(recipe: Recipe, execution: Execution, machine: Machine, dtype: str, rows: int) -> memory.Memory:
     return memory.estimate(
         recipe.gpt_config(),
         rows,
         kind=machine.type,
         dtype=dtype,
-        world=world,
         recompute=execution.recompute,
         master=execution.master,
     )
 
 
 def _judged(plan: Plan, mfu: float | None, cpu_flops: float | None) -> Plan:
-    limit = plan.execution.max_hours or (CPU_HOURS if plan.machine.type == "cpu" else math.inf)
+    # On an accelerator max_hours stops a run cleanly, to be taken up again (a job of a chain); it forbids nothing.
+    limit = (plan.execution.max_hours or CPU_HOURS) if plan.machine.type == "cpu" else math.inf
     dtype, kind = str(plan.dtype.value), plan.machine.type
     problems: list[str] = []
     ways: list[str] = []
     ladder: tuple[Rung, ...] = ()
     if not plan.fits:
-        ladder = climb(plan.recipe, kind, dtype, plan.world, plan.available, plan.micro_batch)
+        ladder = climb(plan.recipe, kind, dtype, plan.available, plan.micro_batch)
         said = f"{page.size(plan.memory.total)} are needed, {page.size(plan.available)} may be taken"
         problems.append(f"{said} of {plan.machine.name}, with {plan.micro_batch} rows at once (micro_batch)")
         if ladder[0].fits:
@@ -138,7 +138,7 @@ def _smaller(plan: Plan, limit: float, mfu: float | None, cpu_flops: float | Non
     dtype = str(plan.dtype.value)
     for depth in range(plan.recipe.depth - 1, 0, -1):
         recipe = Recipe.from_depth(depth, plan.recipe.preset)
-        need = _need(recipe, plan.execution, plan.machine, dtype, plan.world, rows=1)
+        need = _need(recipe, plan.execution, plan.machine, dtype, rows=1)
         found = costs.speed(recipe, plan.execution, plan.machine, dtype, plan.world, mfu, cpu_flops)
         hours = found.hours(recipe.tokens)
         if need.total <= plan.available and (hours is None or hours <= limit):

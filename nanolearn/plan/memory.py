@@ -116,15 +116,13 @@ def estimate(
     *,
     kind: str,
     dtype: str,
-    world: int = 1,
     recompute: str = "none",
     master: str = "fp32",
 ) -> Memory:
-    """Memory of one of `world` devices for micro-batches of `rows` rows.
+    """Memory of one device for micro-batches of `rows` rows.
 
-    Optimizer state is fp32 (Muon: momentum and a second moment a row; AdamW: two moments), divided over the
-    devices as in ZeRO-1 (Rajbhandari et al., 2019, arXiv 1910.02054). Taught in chapters 06_mfu and
-    14_scaling_out.
+    Optimizer state is fp32 (Muon: momentum and a second moment a row; AdamW: two moments), and every device
+    holds all of it. Taught in chapters 06_mfu and 14_scaling_out.
 
     >>> c = GPTConfig(24, 1536, 12, 12, 128, 2048, 32768, window="L")
     >>> m = estimate(c, 32, kind="cuda", dtype="bfloat16")
@@ -141,10 +139,10 @@ def estimate(
     return Memory(
         weights=parameters * stored,
         gradients=parameters * stored,
-        optimizer=-(-state // world),
+        optimizer=state,
         activations=int(_activations(config, tokens, kind, dtype, recompute)),
         logits=_logits(config, tokens, kind, dtype),
-        step=-(-STEP_COPIES * FP32 * largest_stack // world),
+        step=STEP_COPIES * FP32 * largest_stack,
         reserve=int(RESERVE[kind]),
     )
 

@@ -133,11 +133,10 @@ def _rates(recipe: Numbers) -> str:
 
 def _memory(plan: Numbers) -> str:
     found = plan["memory"]
-    shared = f" (ZeRO-1: divided over {plan['num_devices']})" if plan["num_devices"] > 1 else ""
     kinds = [
         f"weights {size(found['weights'])}",
         f"gradients {size(found['gradients'])}",
-        f"optimizer state {size(found['optimizer'])}{shared}",
+        f"optimizer state {size(found['optimizer'])}",
         f"activations {size(found['activations'])}",
         f"loss {size(found['logits'])}",
         f"framework {size(found['reserve'])}",

@@ -60,7 +60,7 @@ def launch(
     """
     run_dir = Path(run_dir).resolve()
     machine = select(machine, execution.device)
-    count = devices_used(execution, machine)
+    count = execution.world(machine)
     if done := finished(run_dir, recipe.digest):
         return done
     with only_writer(run_dir):
@@ -85,15 +85,6 @@ def launch(
             begun=begun,
         )
     return _follow(command, count, run_dir, observers)
-
-
-def devices_used(execution: Execution, machine: Machine) -> int:
-    """How many processes a run gets on a machine: one for each device that it asks for. Taught in chapter 07_pretrain.
-
-    >>> devices_used(Execution(device="cpu"), detect())
-    1
-    """
-    return execution.world(select(machine, execution.device))
 
 
 def torchrun(run_dir: Path, count: int) -> list[str]:

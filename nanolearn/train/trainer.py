@@ -32,7 +32,7 @@ from nanolearn.hardware import Choice, Machine, can_compile, choose_dtype, selec
 from nanolearn.inference.sample import generate
 from nanolearn.model.materialize import materialize
 from nanolearn.optim.optimizer import Optimizer
-from nanolearn.plan import make_plan
+from nanolearn.plan import choose_micro_batch
 from nanolearn.recipe import Execution, Recipe
 from nanolearn.tokenizer import Tokenizer
 from nanolearn.train import checkpoint
@@ -225,7 +225,7 @@ class Run:
 
     def _open_rows(self) -> None:
         recipe, execution = self.recipe, self.execution
-        self.micro_batch = execution.micro_batch or make_plan(recipe, execution, self.machine).micro_batch
+        self.micro_batch = choose_micro_batch(recipe, execution, self.machine)
         self.accumulation = recipe.rows_per_step // (self.micro_batch * self.world.size)
         bos, length = self.tokenizer.bos, recipe.sequence_len
         rank, size = self.world.rank, self.world.size

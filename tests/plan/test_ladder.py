@@ -10,7 +10,7 @@ D24 = Recipe.from_depth(24)
 
 
 def test_every_rung_is_there_with_memory_and_slowdown():
-    rungs = climb(D24, "cuda", "bfloat16", 1, 10**9, rows=16)
+    rungs = climb(D24, "cuda", "bfloat16", 10**9, rows=16)
     names = [rung.ask.split("=")[0] for rung in rungs]
     assert names[:4] == ["micro_batch", "recompute", "recompute", "master"]
     assert names[4:] == ["sequence_len"] * len(names[4:])
@@ -21,14 +21,14 @@ def test_every_rung_is_there_with_memory_and_slowdown():
 
 
 def test_no_worse_model_where_a_better_one_fits():
-    rungs = climb(D24, "cuda", "bfloat16", 1, 40 * 10**9, rows=16)
+    rungs = climb(D24, "cuda", "bfloat16", 40 * 10**9, rows=16)
     assert rungs[-1].ask == "master=none"
     assert rungs[0].fits
 
 
 def test_recomputation_costs_its_share_of_the_forward():
     """Recompute 2 repeats the blocks' forward, a third of their work; recompute 1 a third of that: the MLP's first."""
-    rungs = {rung.ask: rung for rung in climb(D24, "cuda", "bfloat16", 1, 10**9, rows=1)}
+    rungs = {rung.ask: rung for rung in climb(D24, "cuda", "bfloat16", 10**9, rows=1)}
     base = rungs["micro_batch=1"].slowdown
     assert base == pytest.approx(1.0)
     assert rungs["recompute=1"].slowdown == pytest.approx(1 + 2 * 24 * 4 * 1536**2 / 4.7752e9, rel=1e-4)
@@ -36,8 +36,8 @@ def test_recomputation_costs_its_share_of_the_forward():
 
 
 def test_a_rung_needs_what_the_plan_would_then_count():
-    rungs = {rung.ask: rung for rung in climb(D24, "cuda", "bfloat16", 8, 10**9, rows=16)}
-    options = {"kind": "cuda", "dtype": "bfloat16", "world": 8}
+    rungs = {rung.ask: rung for rung in climb(D24, "cuda", "bfloat16", 10**9, rows=16)}
+    options = {"kind": "cuda", "dtype": "bfloat16"}
     assert rungs["micro_batch=1"].memory == memory.estimate(D24.gpt_config(), 1, **options).total
     shorter = Recipe.from_depth(24, sequence_len=1024).gpt_config()
     last = memory.estimate(shorter, 1, **options, recompute="2", master="none").total

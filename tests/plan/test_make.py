@@ -67,14 +67,13 @@ def test_micro_batch_is_the_largest_power_of_two_that_fits_with_a_tenth_to_spare
     assert plan.fits or plan.micro_batch == 1
     double = 2 * plan.micro_batch
     if plan.fits and each % double == 0:
-        more = estimate(plan.recipe.gpt_config(), double, kind="cuda", dtype="bfloat16", world=machine.count)
+        more = estimate(plan.recipe.gpt_config(), double, kind="cuda", dtype="bfloat16")
         assert more.total > 0.9 * machine.memory
 
 
-def test_optimizer_state_is_shared_by_the_devices():
+def test_every_device_holds_the_whole_optimizer_state_as_the_trainer_does():
     one, eight = (make_plan(Recipe.from_depth(24), Execution(num_devices=n), H100S) for n in (1, 8))
-    assert eight.memory.optimizer == pytest.approx(one.memory.optimizer / 8, rel=1e-6)
-    assert "divided over 8" in eight.text()
+    assert eight.memory.optimizer == one.memory.optimizer
 
 
 @pytest.mark.parametrize(
@@ -136,7 +135,8 @@ def test_max_hours_holds_and_allows():
     recipe = Recipe.from_depth(24, "laptop")
     assert not make_plan(recipe, Execution(), CPU, cpu_flops=SLOW).finishes
     assert make_plan(recipe, Execution(max_hours=10_000), CPU, cpu_flops=SLOW).finishes
-    assert not make_plan(Recipe.from_depth(24), Execution(max_hours=1), H100S).finishes
+    # On an accelerator it ends a job of a chain cleanly, and a plan longer than one job is no fault.
+    assert make_plan(Recipe.from_depth(24), Execution(max_hours=1), H100S).finishes
 
 
 def test_no_time_limit_with_an_accelerator():

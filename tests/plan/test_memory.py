@@ -129,12 +129,11 @@ def test_the_published_mi300x_run():
     assert estimate(FULL_24, 64, kind="cuda", dtype="bfloat16").total > 192e9  # why that run held 32 rows
 
 
-@given(st.integers(1, 64), st.sampled_from([1, 2, 4, 8]), st.sampled_from(["none", "1", "2"]))
-def test_memory_goes_the_way_it_must(rows, world, recompute):
-    usual = {"kind": "cuda", "dtype": "bfloat16", "world": world, "recompute": recompute}
+@given(st.integers(1, 64), st.sampled_from(["none", "1", "2"]))
+def test_memory_goes_the_way_it_must(rows, recompute):
+    usual = {"kind": "cuda", "dtype": "bfloat16", "recompute": recompute}
     one = estimate(FULL_24, rows, **usual)
     assert estimate(FULL_24, 2 * rows, **usual).activations > one.activations
-    assert estimate(FULL_24, rows, **usual | {"world": 2 * world}).optimizer <= one.optimizer // 2 + 1
     assert estimate(FULL_24, rows, **usual | {"master": "none"}).weights == one.weights // 2
     assert estimate(FULL_24, rows, **usual | {"dtype": "float32"}).activations > one.activations
     more = {"none": "1", "1": "2", "2": "2"}[recompute]

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from nanolearn.errors import UserError
-from nanolearn.hardware import cpu, detect, named
+from nanolearn.hardware import cpu, detect
 from nanolearn.recipe import Execution, Recipe
 from nanolearn.tokenizer import Tokenizer
 from nanolearn.train import launch as room
-from nanolearn.train.launch import SimulatedLaunch, devices_used, launch, prepare, set_aside
+from nanolearn.train.launch import SimulatedLaunch, launch, prepare, set_aside
 from nanolearn.train.records import only_writer, read
 
 
@@ -45,16 +45,6 @@ def test_c5_another_recipe_in_the_folder_is_refused_before_anything_is_written(t
     with pytest.raises(UserError, match="another recipe"):
         launch(Recipe.from_depth(20), Execution(), tmp_path, machine=detect())
     assert Recipe.load(tmp_path / "recipe.json").depth == 24
-
-
-def test_how_many_processes():
-    h100 = named("8 x H100")
-    assert devices_used(Execution(), h100) == 8
-    assert devices_used(Execution(num_devices=2), h100) == 2
-    assert devices_used(Execution(device="cuda:3"), h100) == 1
-    assert devices_used(Execution(num_devices=2), cpu()) == 2
-    with pytest.raises(UserError, match="num_devices=9"):
-        devices_used(Execution(num_devices=9), h100)
 
 
 def test_the_tokenizer_is_trained_once_and_a_run_keeps_its_own(tiny, tmp_path):
