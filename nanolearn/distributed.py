@@ -10,6 +10,7 @@ own backend.
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar
 
 import torch
@@ -17,6 +18,8 @@ import torch.distributed as dist
 
 from nanolearn.errors import UserError
 
+# The others wait in a collective while rank 0 fetches and tokenises a corpus; torch's 10 to 30 minutes are too few.
+PATIENCE = timedelta(hours=2)
 BUCKET_BYTES = 64 << 20  # one collective costs a fixed latency: many small gradients travel as one
 
 T = TypeVar("T")
@@ -70,7 +73,7 @@ def start(device_type: str = "cpu") -> World:
     if world.size > 1 and not dist.is_initialized():
         backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
         try:
-            dist.init_process_group(backend, rank=world.rank, world_size=world.size)
+            dist.init_process_group(backend, rank=world.rank, world_size=world.size, timeout=PATIENCE)
         except (RuntimeError, ValueError) as error:
             said = str(error).splitlines()[0]
             message = f"{world.size} processes could not form a group ({said})"

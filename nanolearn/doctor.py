@@ -22,12 +22,14 @@ from nanolearn import devices, hardware, host
 from nanolearn.data.hub import KNOWN
 from nanolearn.errors import UserError
 from nanolearn.hardware import Machine
+from nanolearn.model.attention import describe
 from nanolearn.paths import cache_dir, home, runs_dir
-from nanolearn.presets import choose_preset
+from nanolearn.presets import PRESETS, choose_preset
 from nanolearn.recipe import Execution
+from nanolearn.scaling import architecture
 
 LITTLE_DISK = 5e9  # bytes: below, a checkpoint or a corpus will not fit
-ATTENTION = "torch's fused kernel for whole rows, blocks of one window length for windows"
+DRAWN_DEPTH = 4  # one round of the window pattern: what attention is described with where no recipe is settled
 
 
 @dataclass(frozen=True)
@@ -58,14 +60,12 @@ def line(machine: Machine | None = None, execution: Execution | None = None) -> 
     execution = execution or Execution()
     machine = hardware.select(machine or hardware.detect(), execution.device)
     dtype = hardware.choose_dtype(machine, execution.dtype)
-    compiling = hardware.can_compile(machine, asked=execution.compile)
-    how = compiling.reason if execution.compile or not compiling.value else "eager: compile=True was not asked for"
     said = (
         f"nanolearn {declared().version}, Python {platform.python_version()}, torch {torch.__version__}",
         f"{machine.label}, {machine.memory / 1e9:.0f} GB",
         f"{dtype.value} ({dtype.reason})",
-        how,
-        f"attention: {ATTENTION}",
+        hardware.choose_compile(machine, execution.compile).reason,
+        f"attention: {_attention(machine)}",
     )
     return " | ".join(said)
 
@@ -209,7 +209,7 @@ def _device(machine: Machine) -> Check:
 
 def _host() -> Check:
     return Check(
-        "host", f"{host.processor()}, {os.cpu_count()} cores, {host.memory() / 1e9:.1f} GB; {platform.platform()}"
+        "host", f"{host.processor()}, {host.cores()} cores, {host.memory() / 1e9:.1f} GB; {platform.platform()}"
     )
 
 
@@ -233,8 +233,15 @@ def _choices(machine: Machine) -> Iterator[Check]:
         else "unknown: no MFU is shown"
     )
     yield Check("peak", known)
-    yield Check("compile", hardware.can_compile(machine).reason)
-    yield Check("attention", ATTENTION)
+    yield Check("compile", hardware.choose_compile(machine).reason)
+    yield Check("attention", _attention(machine))
+
+
+def _attention(machine: Machine) -> str:
+    preset = str(choose_preset(machine).value)
+    config = architecture(DRAWN_DEPTH, PRESETS[preset], {})
+    said = describe(config.sequence_len, config.windows, machine.type)
+    return f"{said} (depth {DRAWN_DEPTH} of preset {preset})"
 
 
 def _hub() -> Check:

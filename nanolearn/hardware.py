@@ -21,7 +21,6 @@ from nanolearn import devices, host
 from nanolearn.devices import device_memory as device_memory
 from nanolearn.devices import peak_flops as peak_flops
 from nanolearn.errors import UserError
-from nanolearn.host import measure_flops as measure_cpu_flops  # noqa: F401
 
 SIMULATE = "NANOLEARN_SIMULATE"
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -152,11 +151,11 @@ def select(machine: Machine, wanted: str = "auto") -> Machine:
     """The part of a machine that a person asked for: "auto", "cpu", "mps", "cuda", "cuda:1" or ROCm's
     "hip".
 
-    Raises UserError when the machine hasn't got it. Only the type is compared: an index changes nothing
-    else.
+    Raises UserError when the machine hasn't got it. Numbers are the host's, so that selecting twice is selecting once.
 
-    >>> select(named("8 x MI300X"), "hip:1").label
-    'MI300X'
+    >>> one = select(named("8 x MI300X"), "hip:1")
+    >>> one.label, one.index, select(one, "hip:1") == one
+    ('MI300X', 1, True)
     """
     if wanted == "auto":
         return machine
@@ -165,14 +164,15 @@ def select(machine: Machine, wanted: str = "auto") -> Machine:
         raise UserError(f"device {wanted!r}", "give auto, cpu, mps, cuda, hip, or one device as in cuda:1")
     kind, index = found[1].replace("hip", "cuda"), found[2]
     if kind == "cpu":
-        return cpu()
+        return machine if machine.type == "cpu" else cpu()
     if kind != machine.type:
         raise UserError(f"device {wanted!r} is not on this machine ({machine.label})", "give auto or cpu")
     if index is None or kind == "mps":
         return machine
-    if int(index) >= machine.count:
-        raise UserError(f"device {wanted!r} of {machine.label}", f"give 0 to {machine.count - 1}")
-    return replace(machine, count=1, index=machine.index + int(index))
+    last = machine.index + machine.count - 1
+    if not machine.index <= int(index) <= last:
+        raise UserError(f"device {wanted!r} of {machine.label}", f"give {machine.index} to {last}")
+    return replace(machine, count=1, index=int(index))
 
 
 def torch_device(machine: Machine, local_rank: int = 0) -> torch.device:
@@ -211,7 +211,8 @@ def choose_dtype(machine: Machine, wanted: str = "auto") -> Choice:
 
 def _best_dtype(machine: Machine) -> Choice:
     if machine.type != "cuda":
-        return Choice("float32", f"{'a CPU' if machine.type == 'cpu' else 'an Apple GPU'} gains nothing by 16 bits")
+        which = "a CPU" if machine.type == "cpu" else "an Apple GPU"
+        return Choice("float32", f"the safe one: nobody measured here what 16 bits gain on {which}")
     if machine.hip:
         arch = machine.arch or ""
         if re.match(r"gfx(908|90a|94|95|11|12)", arch):
@@ -242,6 +243,19 @@ def float8_dtype(machine: Machine) -> str | None:
         return "float8_e4m3fnuz" if arch.startswith("gfx94") else "float8_e4m3fn" if arch >= "gfx95" else None
     capable = machine.type == "cuda" and (machine.capability or (0, 0)) >= (8, 9)
     return "float8_e4m3fn" if capable else None
+
+
+def choose_compile(machine: Machine, wanted: bool | str = "auto") -> Choice:
+    """Whether the model is compiled, and why: "auto" compiles on CUDA and ROCm where `can_compile` finds all it needs.
+
+    >>> choose_compile(cpu()).reason
+    'eager: compiling costs minutes here, ask for it with compile=True'
+
+    Taught in chapter 06_mfu.
+    """
+    if wanted is False:
+        return Choice(False, "eager: compile=False was asked for")
+    return can_compile(machine, asked=wanted is True)
 
 
 def can_compile(machine: Machine | None = None, asked: bool = False) -> Choice:

@@ -5,6 +5,7 @@ neighbours), so its speed is measured for a moment instead.
 """
 
 import ctypes
+import os
 import platform
 import re
 import subprocess
@@ -13,6 +14,17 @@ from pathlib import Path
 
 import psutil
 import torch
+
+MIB = 1 << 20
+
+
+def cores() -> int:
+    """Cores that this process may use: a job's share of a node, not the node.
+
+    >>> cores() >= 1
+    True
+    """
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor() -> str:
@@ -46,22 +58,26 @@ def memory() -> int:
     return min(total, int(said)) if said.isdigit() else total
 
 
-def measure_flops(seconds: float = 0.3) -> float:
-    """FLOP/s of float32 matrix products on this CPU, measured for a moment: what a plan for a CPU rests on.
+def measure_flops(seconds: float = 0.3, device: str = "cpu") -> float:
+    """FLOP/s of float32 matrix products, measured for a moment: what a plan rests on where no peak is published.
 
-    The best of several short rounds counts: a neighbour's burst only ever makes a round slower.
+    `device` is "cpu", or "mps" for Apple's GPU (written without one at hand: never run there). The best of several
+    short rounds counts: a neighbour's burst only ever makes a round slower.
 
     >>> measure_flops(0.02) > 1e8
     True
     """
-    size, products = 512, 4
-    left, right = torch.randn(size, size), torch.randn(size, size)
+    size, products = (512, 4) if device == "cpu" else (4096, 4)  # a GPU would spend small products on launches
+    wait = torch.mps.synchronize if device == "mps" else lambda: None
+    left, right = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
     torch.mm(left, right)  # the first product also starts the threads
+    wait()
     best, end = 0.0, time.perf_counter() + seconds
     while not best or time.perf_counter() < end:
         start = time.perf_counter()
         for _ in range(products):
             torch.mm(left, right)
+        wait()
         best = max(best, products * 2 * size**3 / (time.perf_counter() - start))
     return best
 
@@ -80,6 +96,11 @@ def reuse_freed_memory() -> str:
     if platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
         return "freed memory: left to the system's allocator (no glibc)"
     trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
-    libc = ctypes.CDLL(None)
-    done = libc.mallopt(mmap_threshold, 1 << 30) and libc.mallopt(trim_threshold, (1 << 31) - 1)
-    return "freed memory: kept for the next tensor" if done else "freed memory: mallopt refused, left as it was"
+    mallopt = ctypes.CDLL(None).mallopt
+    # glibc documents half of its largest heap, 32 MiB, as the most for a block; some versions take more.
+    kept = next((size for size in (1 << 30, 32 * MIB) if mallopt(mmap_threshold, size)), 0)
+    untrimmed = mallopt(trim_threshold, (1 << 31) - 1)
+    if not kept and not untrimmed:
+        return "freed memory: mallopt refused, left as it was"
+    blocks = f"blocks up to {kept // MIB:,} MiB" if kept else "small blocks only"
+    return f"freed memory: {blocks} kept for the next tensor" + ("" if untrimmed else ", but the heap may still shrink")

@@ -9,9 +9,9 @@ declare them.
 import difflib
 import shlex
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from nanolearn.errors import UserError
@@ -71,8 +71,21 @@ def _split(text: str) -> list[str]:
         raise UserError(f"overrides {text!r} open a quote and never close it", "close it") from None
 
 
+def bounded(field: FieldInfo) -> Any:
+    """A field's type with its bounds, which pydantic keeps apart from the annotation.
+
+    >>> from pydantic import Field
+    >>> class Wishes(BaseModel):
+    ...     steps: int = Field(gt=0)
+    >>> bounded(Wishes.model_fields["steps"]) == Annotated[int, *Wishes.model_fields["steps"].metadata]
+    True
+    """
+    return Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
+
+
 def _typed(name: str, text: str, field: FieldInfo) -> Any:
-    adapter: TypeAdapter[Any] = TypeAdapter(field.annotation)  # type: ignore[arg-type]
+    # No field of ours has a use for an infinite number, and "nan" compares false with every bound.
+    adapter: TypeAdapter[Any] = TypeAdapter(bounded(field), config=ConfigDict(allow_inf_nan=False))
     try:
         return adapter.validate_python(text)
     except ValidationError as problem:
@@ -115,4 +128,5 @@ def _said(problem: ValidationError) -> str:
     """
     errors = problem.errors()
     wanted = [e["msg"].split(",")[0].removeprefix("Input should be ") for e in errors]
+    wanted = [f"a number {said}" if said.startswith(("greater", "less")) else said for said in wanted]
     return "give " + " or ".join(dict.fromkeys(wanted)) if wanted else str(problem)

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
 
 from nanolearn import scaling
 from nanolearn.data.packing import PACKERS
@@ -22,8 +22,12 @@ from nanolearn.hardware import DTYPES, Machine, peak_flops, select
 from nanolearn.model.gpt import GPTConfig
 from nanolearn.optim.optimizer import Rates
 from nanolearn.optim.schedule import Schedule
-from nanolearn.overrides import nearest, parse, validated
+from nanolearn.overrides import bounded, nearest, parse, validated
 from nanolearn.presets import PRESETS, choose_data, choose_preset
+
+# Far above any run, and low enough that no count of weights, tokens or FLOPs leaves the range of a float.
+Size = Annotated[int, Field(gt=0, le=2**31)]
+Layers = Annotated[int, Field(gt=0, le=scaling.MOST_LAYERS)]
 
 
 class Recipe(BaseModel):
@@ -36,25 +40,25 @@ class Recipe(BaseModel):
     Raises UserError for numbers that no run can have. Taught in chapter 09_scaling_rules.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     kind: Literal["gpt"] = "gpt"
     preset: Literal["full", "gpu", "laptop"]
-    depth: int = Field(gt=0)
+    depth: Layers
     ratio: float = Field(ge=0)  # tokens seen for each weight of blocks and head: a result, for people to read
-    n_layer: int = Field(gt=0)
-    n_embd: int = Field(gt=0)
-    n_head: int = Field(gt=0)
-    n_kv_head: int = Field(gt=0)
-    head_dim: int = Field(gt=0)
-    sequence_len: int = Field(gt=0)
-    vocab_size: int = Field(gt=0)
+    n_layer: Layers
+    n_embd: Size
+    n_head: Size
+    n_kv_head: Size
+    head_dim: Size
+    sequence_len: Size
+    vocab_size: Size
     window: str
     data: str
     packer: str = "best_fit_tail"
-    seed: int = Field(default=0, ge=0)
-    batch_tokens: int = Field(gt=0)
-    steps: int = Field(gt=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    batch_tokens: int = Field(gt=0, le=2**40)
+    steps: int = Field(gt=0, le=2**40)
     rate_matrix: float = Field(ge=0)
     rate_token_table: float = Field(ge=0)
     rate_value_tables: float = Field(ge=0)
@@ -177,30 +181,35 @@ def _optional(kind: Any) -> tuple[Any, None]:
 
 # What may be given to `from_depth`: a horizon, or any number of the recipe. Absent: depth and preset decide.
 _DECIDED = {"kind", "preset", "depth"}
-_DIALS = {name: _optional(field.annotation) for name, field in Recipe.model_fields.items() if name not in _DECIDED}
-_DIALS |= {"tokens": _optional(int), "flops": _optional(float)}
+_DIALS = {name: _optional(bounded(field)) for name, field in Recipe.model_fields.items() if name not in _DECIDED}
+_DIALS |= {"tokens": _optional(Annotated[int, Field(le=10**18)]), "flops": _optional(float)}
 Dials: type[BaseModel] = create_model(  # type: ignore[call-overload]
-    "Dials", __config__=ConfigDict(frozen=True, extra="forbid"), **_DIALS
+    "Dials", __config__=ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False), **_DIALS
 )
 
 
-class Execution(BaseModel):
-    """How a recipe is run: never what it learns. 0 (or "auto") lets the plan decide, -1 stands for "the
-    usual".
+def _auto_as_zero(value: Any) -> Any:
+    return 0 if value == "auto" else value
 
-    >>> Execution(micro_batch=8).dtype
-    'auto'
+
+class Execution(BaseModel):
+    """How a recipe is run: never what it learns. "auto" (for micro_batch 0 as well) lets the plan decide, -1 stands
+    for "the usual".
+
+    >>> Execution(micro_batch=8).dtype, Execution(micro_batch="auto").micro_batch
+    ('auto', 0)
 
     Taught in chapter 07_pretrain.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     device: str = "auto"
     num_devices: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    micro_batch: int = Field(default=0, ge=0)  # rows at once on one device
+    # Rows at once on one device; "auto" is kept as 0.
+    micro_batch: Annotated[int, Field(ge=0), BeforeValidator(_auto_as_zero)] = 0
     dtype: Literal["auto", "bfloat16", "float16", "float32", "bf16", "fp16", "fp32"] = "auto"
-    compile: bool = False
+    compile: Literal["auto"] | bool = "auto"  # auto: on a CPU and on Apple's GPUs off, else on where it can work
     recompute: Literal["none", "1", "2"] = "none"  # 1: the MLP's hidden layer, 2: the whole block
     master: Literal["fp32", "none"] = "fp32"
     attention: str = "auto"
@@ -208,14 +217,14 @@ class Execution(BaseModel):
     val_every: int = Field(default=0, ge=0)
     sample_every: int = Field(default=0, ge=0)
     save_every: int = Field(default=0, ge=0)
-    keep_last: int = Field(default=2, ge=1)
+    keep_last: int = Field(default=2, ge=1, le=1_000_000)
     resume_from: int = Field(default=-1, ge=-1)  # step of the checkpoint; -1: the newest complete one
     max_hours: float = Field(default=0.0, ge=0)  # 0: no limit where there is an accelerator
     max_passes: int = Field(default=4, ge=1)  # over the data, before a plan is refused
     price: float = Field(default=0.0, ge=0)  # of a device for an hour; 0: the plan's stated one
     peak_tflops: float = Field(default=0.0, ge=0)  # of one device; 0: from the table
     tracker: Literal["none", "tensorboard", "trackio", "wandb", "mlflow"] = "none"
-    num_threads: int = Field(default=0, ge=0)
+    num_threads: int = Field(default=0, ge=0, le=4096)
 
     def world(self, machine: Machine) -> int:
         """How many processes train: one a device. A CPU may be asked for several, to try ranks out.
@@ -225,6 +234,7 @@ class Execution(BaseModel):
 
         Raises UserError for more devices than there are.
         """
+        machine = select(machine, self.device)
         if self.num_devices == "auto":
             return machine.count
         if machine.type != "cpu" and self.num_devices > machine.count:

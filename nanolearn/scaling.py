@@ -19,6 +19,8 @@ from nanolearn.presets import Preset
 BATCH_POWER = 0.383  # the best batch grows with the horizon: Bergsma et al., 2025, arXiv 2505.13738
 REF_DEPTH = 12
 MOST_SHRINK = 0.03  # of a weight by decay in one step: with more, short runs would flip the signs of their weights
+MOST_LAYERS = 256
+MOST_TOKENS = 1e18  # beyond, the numbers of rows would no longer fit into 64 bits
 WIDTH_SCALED = ("rate_token_table", "rate_value_tables", "rate_head")
 UNSCALED = ("rate_smear",)
 
@@ -32,8 +34,8 @@ def architecture(depth: int, preset: Preset, given: Mapping[str, Any]) -> GPTCon
     >>> architecture(24, FULL, {}).n_head
     12
     """
-    if depth < 1:
-        raise UserError(f"depth {depth}", "give a depth of 1 or more")
+    if not 1 <= depth <= MOST_LAYERS:
+        raise UserError(f"depth {depth}", f"give a depth of 1 to {MOST_LAYERS}")
     head_dim = given.get("head_dim", preset.head_dim)
     n_embd = given.get("n_embd", given.get("n_head", 0) * head_dim or preset.width(depth))
     if "n_head" not in given and n_embd % head_dim:
@@ -103,7 +105,9 @@ def horizon(preset: Preset, given: Mapping[str, Any], config: GPTConfig) -> tupl
             raise UserError(f"{name}={given[name]} trains nothing", "give more than 0")
     steps = given.get("steps", 0 if named else preset.steps)
     tokens = _tokens(preset, given, config)
-    batch = given.get("batch_tokens") or preset.batch_tokens
+    if not 1 <= tokens <= MOST_TOKENS:
+        raise UserError(f"a horizon of {tokens:.3g} tokens", f"give one of 1 to {MOST_TOKENS:.0e}")
+    batch = given.get("batch_tokens", preset.batch_tokens)
     batch = batch or _batch(reference_tokens(preset, given, config), steps, tokens, config.sequence_len)
     steps = steps or int(tokens // batch)
     if steps < 1:

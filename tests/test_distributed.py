@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,15 @@ def test_a_world_of_one_needs_no_group():
     distributed.sum_gradients([parameter])
     assert parameter.grad is None
     assert distributed.reduce_sum_(torch.ones(2)).tolist() == [1.0, 1.0]
+
+
+def test_ranks_wait_longer_than_a_corpus_takes_to_fetch(monkeypatch):
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    given = {}
+    monkeypatch.setattr(distributed.dist, "init_process_group", lambda backend, **words: given.update(words))
+    distributed.start("cpu")
+    assert given["timeout"] >= timedelta(hours=1)
 
 
 def test_t6_half_an_environment_is_refused(monkeypatch):

@@ -9,7 +9,17 @@ import torch
 
 from nanolearn import hardware, host
 from nanolearn.errors import UserError
-from nanolearn.hardware import Machine, can_compile, choose_dtype, detect, float8_dtype, named, select, torch_device
+from nanolearn.hardware import (
+    Machine,
+    can_compile,
+    choose_compile,
+    choose_dtype,
+    detect,
+    float8_dtype,
+    named,
+    select,
+    torch_device,
+)
 
 CPU = Machine("cpu", "a processor", memory=16 * 10**9)
 APPLE = Machine("mps", "Apple M3 Max", memory=36 * 10**9)
@@ -178,3 +188,36 @@ def test_t13_eager_and_said_when_something_is_missing(monkeypatch, tmp_path, lac
     words = {"compiler": "C++ compiler", "setuptools": "setuptools", "headers": "Python's headers", "triton": "Triton"}
     assert words[lacking] in choice.reason
     assert can_compile(CPU, asked=True).value is (lacking == "triton")  # a CPU needs no Triton
+
+
+@pytest.mark.parametrize(
+    ("machine", "wanted", "value", "said"),
+    [
+        (CPU, "auto", False, "compile=True"),
+        (CPU, True, True, "torch.compile"),
+        (CPU, False, False, "compile=False was asked for"),
+        (APPLE, "auto", False, "compile=True"),
+        (named("H100"), "auto", True, "torch.compile"),
+        (named("MI300X"), "auto", True, "torch.compile"),
+        (named("H100"), False, False, "compile=False was asked for"),
+    ],
+)
+def test_t13_what_is_compiled_and_why(monkeypatch, machine, wanted, value, said):
+    monkeypatch.setattr(hardware, "_compile_needs", lambda kind: [])
+    choice = choose_compile(machine, wanted)
+    assert choice.value is value
+    assert said in choice.reason
+
+
+def test_t13_eager_where_compiling_cannot_work(monkeypatch):
+    monkeypatch.setattr(hardware, "_compile_needs", lambda kind: ["Triton"])
+    for wanted in ("auto", True):
+        assert choose_compile(named("H100"), wanted) == hardware.Choice(False, "eager: torch.compile needs Triton")
+
+
+def test_t14_a_device_is_selected_once_however_often_it_is_asked_for():
+    machine = select(named("8 x H100"), "cuda:3")
+    assert select(select(machine, "cuda:3"), "cuda") == machine
+    with pytest.raises(UserError, match="'cuda:0' of H100: give 3 to 3"):
+        select(machine, "cuda:0")
+    assert select(CPU, "cpu") == CPU

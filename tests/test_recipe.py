@@ -1,10 +1,12 @@
 """Recipe and Execution: what is refused, what is hashed, how a notebook's words become both."""
 
+import contextlib
 import hashlib
 import json
+import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -12,7 +14,9 @@ from nanolearn.data.packing import PACKERS
 from nanolearn.errors import UserError
 from nanolearn.hardware import Machine, named
 from nanolearn.optim.optimizer import Rates
-from nanolearn.recipe import Execution, Recipe, build, parse_overrides
+from nanolearn.plan import make_plan
+from nanolearn.presets import PRESETS
+from nanolearn.recipe import Dials, Execution, Recipe, build, parse_overrides
 
 CPU = Machine("cpu", "a processor", memory=16 * 10**9)
 
@@ -115,7 +119,7 @@ def test_a_file_that_is_no_recipe_is_one_line(tmp_path, text):
         ({"stepz": 5}, "did you mean steps"),
         ({"window": "X"}, "letters S"),
         ({"warmdown": 1.5}, "warmdown=1.5"),
-        ({"vocab_size": 0}, "size below 1"),
+        ({"vocab_size": 0}, "vocab_size=0: give a number greater than 0"),
         ({"seed": -1}, "seed=-1"),
         ({"rate_matrix": -0.1}, "rate_matrix=-0.1"),
     ],
@@ -154,7 +158,7 @@ def test_the_example_of_the_book_parses():
         ("num_devices=some", "num_devices"),
         ("tracker=none2", "tracker"),
         ("recompute=3", "recompute"),
-        ("micro_batch=-1", "micro_batch=-1"),
+        ("micro_batch=-1", "micro_batch=.-1.: give a number greater"),
         ("num_devices=0", "num_devices"),
         ("kind=gpt2", "unknown override"),
     ],
@@ -197,3 +201,66 @@ def test_a_users_peak_is_taken():
     assert Execution(peak_tflops=10).peak(CPU, "float32") == 10e12
     assert Execution().peak(CPU, "float32") is None
     assert Execution().peak(named("H100"), "bf16") == pytest.approx(989.4e12, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ratio=inf",
+        "ratio=nan",
+        "flops=inf",
+        "flops=1e-300",
+        "ratio=1e308",
+        "tokens=1e40",
+        "head_dim=0",
+        "n_head=0",
+        "n_layer=1e9",
+        "n_layer=257",
+        "keep_last=1e308",
+        "rate_matrix=inf",
+        "rate_matrix=nan",
+        "decay=inf",
+        "batch_tokens=0",
+        "batch_tokens=-256",
+        "steps=0",
+        "steps=1e300",
+        "seed=1e30",
+        "max_hours=nan",
+        "peak_tflops=inf",
+        "price=-1",
+    ],
+)
+@pytest.mark.parametrize("preset", ["laptop", "full"])
+def test_n1_a_number_that_no_run_can_have_is_one_line(text, preset):
+    with pytest.raises(UserError, match=r"[^\n]+") as caught:
+        build(4, preset, "auto", 0, text, CPU)
+    assert "\n" not in str(caught.value)
+
+
+DIALS = sorted({*Dials.model_fields, *Execution.model_fields} - {"data", "device"})
+NUMBERS = ["0", "1", "-1", "2", "3", "64", "1e3", "1e9", "1e19", "1e308", "1e-308", "inf", "nan", "auto", "L", "0.5"]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from(DIALS), st.sampled_from(NUMBERS), max_size=3), st.sampled_from(sorted(PRESETS)))
+def test_any_numbers_make_a_run_or_one_line(wishes, preset):
+    """Never a traceback, and what is made can be planned."""
+    with contextlib.suppress(UserError):
+        recipe, execution = build(4, preset, "embedded", 0, " ".join(f"{k}={v}" for k, v in wishes.items()), CPU)
+        plan = make_plan(recipe, execution, CPU, cpu_flops=1e11)
+        assert math.isfinite(plan.hours)
+        assert plan.text()
+
+
+def test_micro_batch_may_be_auto():
+    """One form inside, 0, whatever was written."""
+    for text in ("micro_batch=auto", "micro_batch=0", ""):
+        assert build(4, "laptop", "auto", 0, text, CPU)[1].micro_batch == 0
+    assert build(4, "laptop", "auto", 0, "micro_batch=4", CPU)[1].micro_batch == 4
+    with pytest.raises(UserError, match="micro_batch"):
+        build(4, "laptop", "auto", 0, "micro_batch=most", CPU)
+
+
+def test_compile_is_auto_unless_asked():
+    for text, value in (("", "auto"), ("compile=auto", "auto"), ("compile=True", True), ("compile=false", False)):
+        assert build(4, "laptop", "auto", 0, text, CPU)[1].compile == value

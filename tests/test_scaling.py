@@ -186,7 +186,7 @@ def test_shapes_follow_from_what_is_given():
     assert architecture(6, FULL, {"n_head": 3}).n_embd == 384
     assert architecture(6, FULL, {"n_layer": 2}).n_layer == 2
     assert architecture(24, FULL, {"n_layer": 4}).n_embd == 1536
-    assert architecture(6, LAPTOP, {"n_kv_head": 2}).n_kv_head == 2
+    assert architecture(12, FULL, {"n_kv_head": 2}).n_kv_head == 2
     with pytest.raises(UserError, match="give a depth"):
         architecture(0, FULL, {})
     with pytest.raises(UserError, match="whole number of heads"):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nanolearn.data.corpus import Corpus, Document, Tally, write_texts
 from nanolearn.data.files import parquet_batches, text_column
-from nanolearn.data.listing import HubFile, Listing, fetch_shard, listing
+from nanolearn.data.listing import HubFile, Listing, fetch_shard, listing, place
 from nanolearn.errors import UserError
 from nanolearn.fetch import locked, replacing
 from nanolearn.paths import cache_dir
@@ -21,7 +21,7 @@ from nanolearn.paths import cache_dir
 class DataSet:
     """What is known of a Hub data set before it is asked for: hints (per training shard) cost no network.
 
-    `validation` pins a file by name; without it the last file of the list is held out.
+    `validation` pins a file by name; without it the last file of the first list is held out, and stays so.
     """
 
     slug: str
@@ -51,6 +51,7 @@ KNOWN = {
         repo="HuggingFaceFW/fineweb-edu",
         folder="sample/100BT",
         about="FineWeb-Edu's sample of 100 billion tokens of educational web text (ODC-By 1.0)",
+        validation="000_00000.parquet",
         train_shards=139,
         shard_tokens=710_000_000,
         shard_text=3_200_000_000,
@@ -74,11 +75,12 @@ class HubSource:
 
     def __init__(self, data_set: DataSet, revision: str = "main", column: str | None = None) -> None:
         self._set, self._revision, self._column = data_set, revision, column
-        held = "its last Parquet file, or 1 document in 20 by its hash if it has only one"
+        held = "its last Parquet file when first listed here, "
+        held += "or 1 document in 20 by its hash if it has only one"
         if data_set.validation:
             held = f"the pinned {data_set.validation}"
-        place = "/".join(filter(None, [data_set.repo, data_set.folder]))
-        self.note = f"{place} on the Hugging Face Hub at {revision}: {data_set.about}; validation is {held}"
+        whole = "/".join(filter(None, [data_set.repo, data_set.folder]))
+        self.note = f"{whole} on the Hugging Face Hub at {revision}: {data_set.about}; validation is {held}"
         self.tokens_per_shard_hint = data_set.shard_tokens
         self.download_hint = data_set.shard_download
 
@@ -110,15 +112,25 @@ class HubSource:
 
     @property
     def _held(self) -> str:
-        if self._set.validation is None:
-            return list(self._files)[-1]
-        held = self._set.validation.removesuffix(".parquet")
+        remedy = "no other shard can stand for it; name a revision that has it as NAME@REVISION"
+        held = (self._set.validation or "").removesuffix(".parquet")
+        if not held:
+            path = place(self._set.repo, self._set.folder, ".validation")
+            held = self._remembered(path)
+            remedy += f", or remove {path} to choose anew"
         if held not in self._files:
-            raise UserError(
-                f"the validation shard {self._set.validation} is missing from {self._set.repo}",
-                "no other shard can stand for it; name a revision that has it as NAME@REVISION",
-            )
+            raise UserError(f"the validation shard {held}.parquet is missing from {self._set.repo}", remedy)
         return held
+
+    def _remembered(self, path: Path) -> str:
+        """The shard that was held out when this data set was first listed, whatever other revisions list last."""
+        if len(self._files) == 1 and not path.exists():
+            return next(iter(self._files))  # split by hash: it is no validation shard
+        with locked(path):
+            if not path.exists():
+                with replacing(path) as temporary:
+                    temporary.write_text(list(self._files)[-1], encoding="utf-8")
+        return path.read_text(encoding="utf-8")
 
     @cached_property
     def _single(self) -> Corpus | None:

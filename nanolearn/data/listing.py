@@ -62,6 +62,15 @@ class Listing(BaseModel):
     files: tuple[HubFile, ...]
 
 
+def place(repo: str, folder: str, end: str) -> Path:
+    """Where something about a data set's folder is kept in the cache.
+
+    >>> place("someone/corpus", "data", "@main.json").name
+    'someone--corpus--data@main.json'
+    """
+    return cache_dir() / "hub" / ("--".join([repo, *filter(None, [folder])]).replace("/", "--") + end)
+
+
 def listing(repo: str, folder: str = "", revision: str = "main") -> Listing:
     """The Parquet files below `folder`; the first answer is kept in the cache, and with it the commit of "main".
 
@@ -69,8 +78,7 @@ def listing(repo: str, folder: str = "", revision: str = "main") -> Listing:
 
     Taught in chapter 02_packing.
     """
-    place = "--".join([repo, *filter(None, [folder])]).replace("/", "--")
-    path = cache_dir() / "hub" / f"{place}@{revision.replace('/', '--')}.json"
+    path = place(repo, folder, f"@{revision.replace('/', '--')}.json")
     with locked(path):
         if not path.exists():
             what = f"{repo} on the Hugging Face Hub"

@@ -8,13 +8,16 @@ import difflib
 import hashlib
 import re
 from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
+from nanolearn.data.corpus import Corpus
 from nanolearn.data.embedded import embedded
 from nanolearn.data.files import own_files, parquet_batches
 from nanolearn.data.hub import KNOWN, DataSet, HubSource
+from nanolearn.data.split import RULE
 from nanolearn.errors import UserError
 from nanolearn.fetch import disk_errors, download
 from nanolearn.paths import cache_dir
@@ -87,7 +90,7 @@ def open_source(spec: str) -> Source:
     if place.startswith("hf:"):
         raise UserError(f"{place} names no Hub data set", "write hf:ORGANISATION/NAME, as in hf:roneneldan/TinyStories")
     if place.startswith(("http://", "https://")):
-        return own_files(_download(place), column or None)
+        return AddressedFile(place, column or None)
     path = Path(place).expanduser()
     if not place or not path.exists():
         near = difflib.get_close_matches(place, ["embedded", *KNOWN], n=1)
@@ -96,12 +99,58 @@ def open_source(spec: str) -> Source:
         return own_files(path, column or None)
 
 
-def _download(url: str) -> Path:
-    name = PurePosixPath(unquote(urlsplit(url).path)).name
-    if not name:
-        raise UserError(f"{url} names no file", "give the address of a .txt, .jsonl or .parquet file")
-    folder = hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
-    return download(url, cache_dir() / "downloads" / folder / name)
+class AddressedFile:
+    """The file at an http(s) address as a source, fetched when its text is first asked for: a plan fetches nothing.
+
+    Raises UserError for an address that names no file.
+
+    >>> AddressedFile("https://example.org/tales.txt", None).size_hint("train") is None
+    True
+
+    Taught in chapter 02_packing.
+    """
+
+    tokens_per_shard_hint = None
+    download_hint = None
+
+    def __init__(self, url: str, column: str | None) -> None:
+        name = PurePosixPath(unquote(urlsplit(url).path)).name
+        if not name:
+            raise UserError(f"{url} names no file", "give the address of a .txt, .jsonl or .parquet file")
+        folder = hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
+        self._url, self._column = url, column
+        self._path = cache_dir() / "downloads" / folder / name
+
+    @cached_property
+    def _corpus(self) -> Corpus:
+        return own_files(download(self._url, self._path), self._column)
+
+    @property
+    def name(self) -> str:
+        """The file's corpus is named after it."""
+        return self._corpus.name
+
+    @property
+    def digest(self) -> str:
+        """That of the file's corpus."""
+        return self._corpus.digest
+
+    @property
+    def note(self) -> str:
+        """The file's own note where it is here."""
+        return self._corpus.note if self._path.exists() else f"{self._url}, fetched when it is first read; {RULE}"
+
+    def size_hint(self, split: str) -> int | None:
+        """Known once the file is here."""
+        return self._corpus.size_hint(split) if self._path.exists() else None
+
+    def shards(self, split: str) -> tuple[str, ...]:
+        """Those of the file's corpus."""
+        return self._corpus.shards(split)
+
+    def path(self, shard: str) -> Path:
+        """A shard of the file's corpus."""
+        return self._corpus.path(shard)
 
 
 class TextReader(Iterator[list[str]]):

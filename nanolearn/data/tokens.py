@@ -24,6 +24,7 @@ import pyarrow as pa
 from nanolearn.data.sources import Source, read_texts
 from nanolearn.errors import UserError
 from nanolearn.fetch import locked, replacing
+from nanolearn.host import cores
 from nanolearn.paths import cache_dir
 from nanolearn.tokenizer import Tokenizer
 
@@ -146,7 +147,7 @@ def tokenise(
     with replacing(path) as temporary, tempfile.TemporaryFile(dir=path.parent) as spill:
         lengths, text_bytes, checksum = [np.zeros(1, dtype=np.int64)], 0, 0
         for texts in read_texts(text):
-            arrays = [ids for ids in tokenizer.encode_batch(texts, _threads()) if len(ids)]
+            arrays = [ids for ids in tokenizer.encode_batch(texts, cores()) if len(ids)]
             lengths.append(np.array([len(ids) for ids in arrays], dtype=np.int64))
             for ids in arrays:
                 checksum = zlib.crc32(ids.data, checksum)
@@ -161,11 +162,6 @@ def tokenise(
         made = {"checksum": str(zlib.crc32(offsets.data, checksum)), "text_bytes": str(text_bytes)}
         made |= {"tokenizer": tokenizer.digest, "format": FORMAT}
         write_arrow(temporary, np.memmap(spill, tokenizer.dtype, "r"), offsets, labels | made)
-
-
-def _threads() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class TokenStore:

@@ -26,8 +26,8 @@ from nanolearn.presets import choose_data, choose_preset
 from nanolearn.recipe import Execution, Recipe, build
 from nanolearn.tokenizer import Tokenizer
 from nanolearn.train import checkpoint, launch, records
+from nanolearn.train.identity import TOKENISE_NOW, open_data, refuse_unbuilt, set_aside
 from nanolearn.train.records import Result, finished
-from nanolearn.train.trainer import TOKENISE_NOW, open_data
 
 REHEARSED_LAYERS, REHEARSED_STEPS, REHEARSED_ROWS = 4, 2, 2
 UNITS = (("hours", 3600, 7200), ("minutes", 60, 1200), ("seconds", 1, 0))  # name, seconds, from where on
@@ -68,6 +68,7 @@ def settle(
     """
     machine = hardware.detect()
     recipe, execution = build(depth, preset, data, seed, overrides, machine)
+    refuse_unbuilt(execution)
     size = choose_preset(hardware.select(machine, execution.device), preset)
     corpus = choose_data(recipe.preset, data)
     asked = "asked for" if corpus.value != recipe.data else corpus.reason  # an override may name the corpus too
@@ -165,7 +166,7 @@ def prepare(run: Settled) -> None:
 
     Taught in chapter 07_pretrain.
     """
-    if run.fresh and (aside := launch.set_aside(run.folder)):
+    if run.fresh and (aside := set_aside(run.folder)):
         print(f"resume=False: what was in {run.folder} is now in {aside}")
     source = open_source(run.recipe.data)
     print(f"{source.note}.")

@@ -125,6 +125,7 @@ class Attention(nn.Module):
         if self.value_gate is not None:
             gate = 3.0 * torch.sigmoid(self.value_gate(x[..., :VALUE_GATE_INPUTS]))  # (B, T, KV)
             v = v + gate.unsqueeze(-1) * value.view_as(v)
+        # A rotation keeps the norm, so normalising first is the same as after it, and spares a copy.
         q, k = (rotate(norm(t, QK_SCALE), rope) for t in (q, k))
         y = attend(q, k, v, self.window)  # (B, T, H, D)
         return self.out(y.reshape(B, T, -1))

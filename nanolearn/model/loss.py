@@ -38,8 +38,9 @@ def _exponentials(x: Tensor, weight: Tensor, vocab_size: int) -> tuple[Tensor, T
 
     The cap bounds every logit by 15 in size, so that exp needs no maximum taken off first: one pass saved.
     """
-    z = x @ weight.t()  # (n, V)
-    squashed = z.to(torch.promote_types(z.dtype, torch.float32)).div_(SOFTCAP).tanh_()
+    # The division by the cap rides along in the product: beta=0 means that the first argument is never read.
+    z = torch.addmm(x.new_empty(1), x, weight.t(), beta=0, alpha=1 / SOFTCAP)  # (n, V)
+    squashed = z.to(torch.promote_types(z.dtype, torch.float32)).tanh_()
     exponentials = torch.mul(squashed, SOFTCAP).exp_()
     exponentials[:, vocab_size:] = 0.0  # rows that only pad the table are no tokens
     return squashed, exponentials, exponentials.sum(-1, keepdim=True)
@@ -60,10 +61,10 @@ class _ChunkedLoss(torch.autograd.Function):
             part, target = x[start:stop], targets[start:stop]
             squashed, probability, sums = _exponentials(part, cast, vocab_size)
             total += _nats(squashed, sums, target).sum()
-            probability.div_(sums)
-            probability.scatter_add_(1, target.clamp_min(0).unsqueeze(1), -torch.ones_like(sums))
-            probability.mul_(squashed.square_().neg_().add_(1.0))  # the derivative of the cap
-            probability.masked_fill_((target == IGNORE).unsqueeze(1), 0.0)
+            ignored = (target == IGNORE).unsqueeze(1)  # (n, 1)
+            probability.div_(sums.masked_fill(ignored, torch.inf))  # rows of zeros: no pass of their own
+            probability.scatter_add_(1, target.clamp_min(0).unsqueeze(1), ignored.to(sums.dtype) - 1)
+            probability.sub_(squashed.square_().mul_(probability))  # times 1 - tanh^2, the derivative of the cap
             grad_logits = probability.to(x.dtype)  # (n, V)
             torch.mm(grad_logits, cast, out=grad_x[start:stop])
             _accumulate(grad_weight, grad_logits, part)
@@ -73,7 +74,13 @@ class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
         grad_x, grad_weight = ctx.saved_tensors
-        return grad_x * grad.to(grad_x.dtype), grad_weight * grad, None, None
+        # A scalar tensor takes part without changing the dtype: 1/batch is never rounded to 16 bits.
+        return grad_x * grad, grad_weight * grad, None, None
+
+
+# torch.compile would unroll the loop into a copy of its body for each chunk: it stays eager, the model before it is one
+# graph.
+_eager_loss = torch.compiler.disable(_ChunkedLoss.apply)
 
 
 def _accumulate(grad_weight: Tensor, grad_logits: Tensor, x: Tensor) -> None:
@@ -93,7 +100,7 @@ def chunked_loss(x: Tensor, weight: Tensor, targets: Tensor, vocab_size: int) ->
     >>> round(float(chunked_loss(x, w, torch.tensor([5, -1]), vocab_size=60)), 4)  # ln 60
     4.0943
     """
-    return _ChunkedLoss.apply(x, weight, targets, vocab_size)
+    return _eager_loss(x, weight, targets, vocab_size)
 
 
 @torch.no_grad()

@@ -41,7 +41,8 @@ def norm(x: Tensor, scale: float = 1.0) -> Tensor:
     """
     if x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64):
         return _Norm.apply(x, scale)
-    return F.rms_norm(x, (x.size(-1),), eps=NORM_EPS) * scale
+    y = F.rms_norm(x, (x.size(-1),), eps=NORM_EPS)
+    return y if scale == 1.0 else y * scale
 
 
 class _ReluSquared(torch.autograd.Function):

@@ -6,18 +6,20 @@ None, never a guess.
 """
 
 import math
-import os
 from dataclasses import dataclass
 
 import torch
 
+from nanolearn import host
+from nanolearn.data.files import ROWS
 from nanolearn.data.sources import open_source
 from nanolearn.devices import find
 from nanolearn.flops import per_token
-from nanolearn.hardware import Machine, measure_cpu_flops
+from nanolearn.hardware import Machine
 from nanolearn.model.gpt import GPTConfig
 from nanolearn.optim.muon import POLAR_EXPRESS
 from nanolearn.recipe import Execution, Recipe
+from nanolearn.tokenizer import GROUP
 
 # Share of the bf16 peak that a plan assumes, until this code has been measured there.
 AMD_MFU = (0.275, "what another trainer of this model reached on one MI300X")
@@ -27,7 +29,10 @@ CPU_SHARE = (0.40, "of the measured speed of matrix products, optimizer included
 # Dollars for one device for an hour.
 PRICES = {"H100": (3.50, "an eighth of a node at $28"), "MI300X": (2.00, "a common rental price")}
 TOKEN_TEXT = 4.1  # bytes of text: ClimbMix at 32,768 entries; 3.95 measured on the embedded corpus at 4,096
-TOKENISE_RATE = 2e6  # bytes of text a second and core, measured on two busy cores of 2 GHz
+# Bytes of text a second and core: one thread of bench/results/tokenizer.json. That more threads do as much each is
+# assumed: on that machine's two busy cores a second thread gained nothing.
+TOKENISE_RATE = 2.2e6
+TOKENISE_CORES = ROWS // GROUP  # a batch of texts has no more groups to hand out
 CORES_BESIDE = 8  # a device, where the machine is only named
 EMBEDDED_DOWNLOAD = 9_400_000
 
@@ -66,6 +71,19 @@ def muon_flops(config: GPTConfig) -> float:
     return float(len(POLAR_EXPRESS) * each * config.n_layer)
 
 
+def measure(machine: Machine) -> float | None:
+    """FLOP/s of matrix products, measured now, where no peak is published: CPUs, and Apple's GPU if it is this one.
+
+    >>> from nanolearn.hardware import named
+    >>> measure(named("H100")) is None
+    True
+    """
+    if machine.type == "cpu":
+        return host.measure_flops()
+    here = machine.type == "mps" and torch.backends.mps.is_available()
+    return host.measure_flops(device="mps") if here else None
+
+
 def speed(
     recipe: Recipe,
     execution: Execution,
@@ -75,18 +93,17 @@ def speed(
     mfu: float | None = None,
     cpu_flops: float | None = None,
 ) -> Speed:
-    """Expected tokens a second of `world` devices; `mfu` and `cpu_flops` replace what is assumed and
-    measured.
+    """Expected tokens a second of `world` devices; `mfu` and `cpu_flops` (of a CPU or of Apple's GPU) replace what is
+    assumed and measured.
 
     Taught in chapter 06_mfu.
     """
     each = per_token(recipe.shape())
-    if machine.type == "cpu":
+    peak = execution.peak(machine, dtype) if machine.type != "cpu" else None
+    if machine.type != "cuda" and peak is None and (measured := cpu_flops or measure(machine)):
         share, basis = (mfu, CPU_SHARE[1]) if mfu else CPU_SHARE
-        measured = cpu_flops or measure_cpu_flops()
         work = each + muon_flops(recipe.gpt_config()) / recipe.batch_tokens
         return Speed(measured * share / work, None, f"{share:.0%} {basis} ({measured / 1e9:.0f} GFLOP/s)")
-    peak = execution.peak(machine, dtype)
     if peak is None:
         return Speed(None, None, f"no {dtype} peak is known for {machine.name}: give peak_tflops=NUMBER")
     share, basis = (mfu, "as given") if mfu else _assumed(machine)
@@ -123,6 +140,7 @@ class Data:
     token_shards: int  # bytes on disk
     tokenise_hours: float
     cores: int
+    tokenise_rate: float = TOKENISE_RATE
 
 
 def data(recipe: Recipe, machine: Machine, present: int | None = None) -> Data:
@@ -142,7 +160,7 @@ def data(recipe: Recipe, machine: Machine, present: int | None = None) -> Data:
         present = int(text / TOKEN_TEXT)
     needed = recipe.tokens if present is None else min(recipe.tokens, present)
     elsewhere = machine.simulated or (machine.type == "cuda" and not torch.cuda.is_available())
-    cores = CORES_BESIDE * machine.count if elsewhere else os.cpu_count() or 1
+    cores = min(CORES_BESIDE * machine.count if elsewhere else host.cores(), TOKENISE_CORES)
     return Data(
         present=present,
         passes=recipe.tokens / present if present else None,

@@ -5,10 +5,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from nanolearn.errors import UserError
-from nanolearn.hardware import Machine, choose_dtype, measure_cpu_flops, select
+from nanolearn.hardware import Machine, choose_dtype, select
 from nanolearn.plan import costs, memory, page
 from nanolearn.plan.ladder import Rung, climb
 from nanolearn.plan.plan import Plan
+from nanolearn.presets import PRESETS
 from nanolearn.recipe import Execution, Recipe
 
 # Share of a device's memory that stays free. Apple's GPUs may use about three quarters of the host's.
@@ -30,9 +31,9 @@ def make_plan(
     """Plan a recipe on a machine.
 
     data_tokens: training tokens, where they are counted; done_steps: of a run that is resumed; mfu (a
-    share) and cpu_flops (FLOP/s): what was measured, in place of what is assumed. Raises UserError for
-    wishes that contradict each other; a run that doesn't fit or end is no error but a refused plan. Taught
-    in chapter 09_scaling_rules.
+    share) and cpu_flops (FLOP/s, also of Apple's GPU): what was measured, in place of what is assumed. Raises
+    UserError for wishes that contradict each other; a run that doesn't fit or end is no error but a refused plan.
+    Taught in chapter 09_scaling_rules.
 
     >>> from nanolearn.hardware import named
     >>> plan = make_plan(Recipe.from_depth(24, ratio=8), Execution(), named("8 x H100"))
@@ -41,8 +42,7 @@ def make_plan(
     """
     machine = select(machine, execution.device)
     world, dtype = execution.world(machine), choose_dtype(machine, execution.dtype)
-    if machine.type == "cpu" and cpu_flops is None:
-        cpu_flops = measure_cpu_flops()
+    cpu_flops = cpu_flops or costs.measure(machine)
     rows = choose_micro_batch(recipe, execution, machine)
     price, basis = costs.price(execution, machine)
     plan = Plan(
@@ -63,9 +63,10 @@ def make_plan(
     return _judged(plan, mfu, cpu_flops)
 
 
-def choose_micro_batch(recipe: Recipe, execution: Execution, machine: Machine) -> int:
+def choose_micro_batch(recipe: Recipe, execution: Execution, machine: Machine, world: int | None = None) -> int:
     """Rows at once on one device: as asked, else the largest power of two that divides its rows and fits, or 1.
 
+    world: how many processes really run, where torchrun and not the plan decided it.
     Raises UserError where the rows of a step can't be shared alike. Taught in chapter 06_mfu.
 
     >>> from nanolearn.hardware import named
@@ -73,12 +74,13 @@ def choose_micro_batch(recipe: Recipe, execution: Execution, machine: Machine) -
     32
     """
     machine = select(machine, execution.device)
-    world, dtype = execution.world(machine), str(choose_dtype(machine, execution.dtype).value)
+    world = execution.world(machine) if world is None else world
+    dtype = str(choose_dtype(machine, execution.dtype).value)
     each, left = divmod(recipe.rows_per_step, world)
     if left or not each:
         raise UserError(
             f"{recipe.rows_per_step} rows a step can't be shared alike by {world} devices",
-            f"give num_devices={math.gcd(recipe.rows_per_step, world)}, or another batch_tokens",
+            f"take {math.gcd(recipe.rows_per_step, world)} (num_devices), or another batch_tokens",
         )
     if asked := execution.micro_batch:
         if each % asked:
@@ -119,7 +121,7 @@ def _judged(plan: Plan, mfu: float | None, cpu_flops: float | None) -> Plan:
         said = f"{page.size(plan.memory.total)} are needed, {page.size(plan.available)} may be taken"
         problems.append(f"{said} of {plan.machine.name}, with {plan.micro_batch} rows at once (micro_batch)")
         if ladder[0].fits:
-            ways.append("micro_batch=0: the plan then takes as many rows as fit")
+            ways.append("micro_batch=auto: the plan then takes as many rows as fit")
     if plan.hours is not None and plan.hours > limit:
         problems.append(f"about {page.duration(plan.hours)} are needed, and {page.duration(limit)} is the limit")
         fewer = float(f"{plan.recipe.tokens * limit / plan.hours:.2g}")
@@ -133,16 +135,42 @@ def _judged(plan: Plan, mfu: float | None, cpu_flops: float | None) -> Plan:
     return replace(plan, problems=tuple(problems), ways_out=tuple(ways), ladder=ladder)
 
 
+# What a depth decides unless it is given, in an order in which each follows only from those before it.
+_SHAPE = ("head_dim", "n_layer", "n_embd", "n_head", "n_kv_head", "sequence_len", "vocab_size", "window", "data")
+
+
+def _given(recipe: Recipe) -> dict[str, object]:
+    """The dials without which a recipe of this depth would be another one, as far as memory and hours go.
+
+    >>> _given(Recipe.from_depth(24, ratio=8, window="L")), _given(Recipe.from_depth(4, "laptop"))
+    ({'window': 'L', 'ratio': 8.0}, {})
+    """
+    found: dict[str, object] = {}
+    horizon = "steps" if PRESETS[recipe.preset].steps else "ratio"
+    for name in (*_SHAPE, horizon, "batch_tokens"):
+        try:
+            usual = getattr(Recipe.from_depth(recipe.depth, recipe.preset, **found), name)
+        except UserError:
+            usual = None  # a shape that only the next dials make possible
+        if usual != getattr(recipe, name):
+            found[name] = getattr(recipe, name)
+    return found
+
+
 def _smaller(plan: Plan, limit: float, mfu: float | None, cpu_flops: float | None) -> Iterator[str]:
-    """The largest depth below this one that this machine can train."""
-    dtype = str(plan.dtype.value)
+    """The largest depth below this one that this machine can train, with what else was asked for."""
+    dtype, dials = str(plan.dtype.value), _given(plan.recipe)
+    also = "".join(f" {name}={value}" for name, value in dials.items())
     for depth in range(plan.recipe.depth - 1, 0, -1):
-        recipe = Recipe.from_depth(depth, plan.recipe.preset)
+        try:
+            recipe = Recipe.from_depth(depth, plan.recipe.preset, **dials)
+        except UserError:
+            continue  # what was asked for leaves this depth no possible shape
         need = _need(recipe, plan.execution, plan.machine, dtype, rows=1)
         found = costs.speed(recipe, plan.execution, plan.machine, dtype, plan.world, mfu, cpu_flops)
         hours = found.hours(recipe.tokens)
         if need.total <= plan.available and (hours is None or hours <= limit):
-            yield f"depth {depth}: fits, and takes {page.duration(hours)}"
+            yield f"depth {depth}{also and ' with' + also}: fits, and takes {page.duration(hours)}"
             return
 
 

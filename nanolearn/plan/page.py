@@ -162,7 +162,8 @@ def _costs(plan: Numbers) -> Iterator[tuple[str, str]]:
     yield "download", fetched
     yield (
         "tokenising",
-        f"{duration(data['tokenise_hours'])} on {data['cores']} cores (2 MB/s a core, stated)",
+        f"{duration(data['tokenise_hours'])} on {data['cores']} cores "
+        f"({data['tokenise_rate'] / 1e6:.1f} MB/s a core, stated)",
     )
     yield (
         "disk",

@@ -28,7 +28,7 @@ from nanolearn.fetch import sha256, sync
 
 FOLDER = "checkpoints"
 MANIFEST = "manifest.json"
-ASIDE = "set_aside"
+ASIDE, STEPS = "set_aside", f"step_{8 * '[0-9]'}"  # any other folder is a person's own, and left alone
 MODEL, OPTIMIZER = "model.", "optimizer."  # prefixes of the names under which tensors are stored
 FILE_BYTES = 512 << 20  # the writer serialises one file at a time in memory: this bounds what a save costs
 
@@ -189,8 +189,7 @@ def save(run_dir: Path, tensors: Mapping[str, Tensor], manifest: Manifest, keep_
 
 def _steps(folder: Path) -> list[Path]:
     """Folders that carry a manifest, newest first."""
-    found = [path.parent for path in folder.glob(f"step_*/{MANIFEST}")]
-    return sorted((path for path in found if path.name.removeprefix("step_").isdigit()), reverse=True)
+    return sorted((path.parent for path in folder.glob(f"{STEPS}/{MANIFEST}")), reverse=True)
 
 
 def _damage(found: Found) -> str:
@@ -249,7 +248,7 @@ def newest(run_dir: Path, say: Callable[[str], None] = print) -> Found | None:
 
 def _set_aside(folder: Path, step: int) -> None:
     # Damaged ones, half-written ones, those of a future that is given up: no later resume may take them up.
-    for path in folder.glob("step_*"):
+    for path in folder.glob(STEPS):
         if int(path.name.removeprefix("step_")) > step:
             place = folder / ASIDE / f"{path.name}.{time.time_ns()}"
             place.parent.mkdir(exist_ok=True)

@@ -2,16 +2,12 @@
 
 A notebook never holds an accelerator that its workers need: it writes recipe and execution into the run
 directory, starts workers that need nothing else (`python -m nanolearn.train.launch RUN_DIR`), and follows
-their records. What the workers print goes to workers.log, where the first traceback is looked for if one of
-them fails.
+their records (nanolearn.train.follow).
 """
 
 import os
-import re
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -27,12 +23,13 @@ from nanolearn.paths import cache_dir
 from nanolearn.recipe import Execution, Recipe
 from nanolearn.tokenizer import Tokenizer
 from nanolearn.tokenizer import train as train_tokenizer
-from nanolearn.train.records import RESULT, Console, Observer, Result, finished, only_writer, read_from
-from nanolearn.train.trainer import check_recipe, train, write_settings
+from nanolearn.train.agent import die_with_starter
+from nanolearn.train.follow import follow
+from nanolearn.train.identity import check_recipe, kept_tokenizer, refuse_unbuilt, write_settings
+from nanolearn.train.records import Console, Observer, Result, finished, only_writer
+from nanolearn.train.trainer import train
 
-LOG = "workers.log"
 TOKENIZER_BYTES = 2_000_000_000  # of text: merges of a larger sample are the same but for the rarest
-POLL = 0.25  # seconds between two looks at the workers' records
 
 
 class SimulatedLaunch(UserError):
@@ -58,6 +55,7 @@ def launch(
     record either way. Raises SimulatedLaunch at the moment of launch on a simulated machine, UserError when
     the devices aren't there or a worker says so. Taught in chapter 07_pretrain.
     """
+    refuse_unbuilt(execution)  # before anything is fetched, also where devices are only simulated
     run_dir = Path(run_dir).resolve()
     machine = select(machine, execution.device)
     count = execution.world(machine)
@@ -70,7 +68,7 @@ def launch(
     if machine.simulated:
         raise SimulatedLaunch(
             f"simulated {machine.label.removesuffix(' (simulated)')}: everything up to the launch was done",
-            f"would start {' '.join(command)}",
+            f"would start {' '.join(command)}" if count > 1 else "would start in this process",
         )
     source, tokenizer = prepare(recipe, run_dir, say)
     if count == 1:
@@ -84,16 +82,16 @@ def launch(
             observers=observers,
             begun=begun,
         )
-    return _follow(command, count, run_dir, observers)
+    return follow(command, count, run_dir, observers)
 
 
 def torchrun(run_dir: Path, count: int) -> list[str]:
     """The command that starts the workers. Taught in chapter 07_pretrain.
 
     >>> torchrun(Path("runs/a"), 8)[1:]
-    ['-m', 'torch.distributed.run', '--standalone', '--nproc-per-node=8', '-m', 'nanolearn.train.launch', 'runs/a']
+    ['-m', 'nanolearn.train.agent', '--standalone', '--nproc-per-node=8', '-m', 'nanolearn.train.launch', 'runs/a']
     """
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={count}"]
+    launcher = [sys.executable, "-m", "nanolearn.train.agent", "--standalone", f"--nproc-per-node={count}"]
     return [*launcher, "-m", "nanolearn.train.launch", str(run_dir)]
 
 
@@ -106,8 +104,8 @@ def prepare(
     Raises UserError when the corpus can't be had or is too small for the vocabulary. Taught in chapter 07_pretrain.
     """
     source = open_source(recipe.data)
-    if run_dir is not None and (run_dir / "tokenizer").exists():
-        return source, Tokenizer.load(run_dir / "tokenizer")
+    if run_dir is not None and (kept := kept_tokenizer(run_dir)):
+        return source, kept
     place = cache_dir() / "tokenizers" / f"{source.name}-{recipe.vocab_size}"
     with locked(place):
         if not place.exists():
@@ -119,75 +117,13 @@ def prepare(
     return source, Tokenizer.load(place)
 
 
-def set_aside(run_dir: Path) -> Path | None:
-    """Move a run directory out of the way, for a start from step 0; nothing is deleted. The new name, or None.
-
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp()) / "run"
-    >>> folder.mkdir()
-    >>> set_aside(folder).name
-    'run.before-1'
-    """
-    run_dir = Path(run_dir)
-    if not run_dir.exists():
-        return None
-    with only_writer(run_dir):
-        pass  # nobody trains there
-    number = 1
-    while (aside := run_dir.with_name(f"{run_dir.name}.before-{number}")).exists():
-        number += 1
-    run_dir.rename(aside)
-    return aside
-
-
-def _follow(command: list[str], count: int, run_dir: Path, observers: Sequence[Observer]) -> Result:
-    # Without it torchrun gives each process one thread.
-    threads = str(max(1, (os.cpu_count() or 1) // count))
-    environment = {"OMP_NUM_THREADS": threads, **os.environ}
-    (run_dir / RESULT).unlink(missing_ok=True)  # of a part of the run that was stopped
-    _, offset = read_from(run_dir)
-    with (run_dir / LOG).open("wb") as log:
-        workers = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
-        try:
-            while workers.poll() is None:
-                time.sleep(POLL)
-                offset = _pass_on(run_dir, offset, observers)
-        except KeyboardInterrupt:
-            workers.send_signal(signal.SIGTERM)  # torchrun hands it on; the workers save and stop
-            workers.wait()
-        finally:
-            if workers.poll() is None:
-                workers.terminate()
-                workers.wait()
-    _pass_on(run_dir, offset, observers)
-    if (run_dir / RESULT).exists():
-        return Result.model_validate_json((run_dir / RESULT).read_text(encoding="utf-8"))
-    raise _failure(run_dir / LOG)
-
-
-def _pass_on(run_dir: Path, offset: int, observers: Sequence[Observer]) -> int:
-    found, offset = read_from(run_dir, offset)
-    for record_ in found:
-        for observer in observers:
-            observer(record_)
-    return offset
-
-
-def _failure(log: Path) -> Exception:
-    """What the first worker that failed said: its own line, or its own traceback."""
-    text = log.read_text(encoding="utf-8", errors="replace")
-    if said := re.search(r"UserError: (.+)", text):
-        return UserError(said[1])
-    start = text.find("Traceback (most recent call last)")
-    return RuntimeError(f"a worker failed, see {log}:\n{text[start:][:4000] if start >= 0 else text[-2000:]}")
-
-
 @record
 def main() -> None:
     """One worker: everything it needs lies in the run directory that is its only argument.
 
     Taught in chapter 07_pretrain.
     """
+    die_with_starter(signal.SIGKILL)
     run_dir = Path(sys.argv[1]).resolve()
     recipe, execution = Recipe.load(run_dir / "recipe.json"), Execution.load(run_dir / "execution.json")
     main_rank = distributed.from_environment().main

@@ -7,13 +7,11 @@ device. What is learnt is decided by the recipe and one integer, the next row; a
 from its newest checkpoint as if nothing had happened. Chapter 07_pretrain walks through it.
 """
 
-import hashlib
-import json
 import math
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,12 +22,12 @@ from nanolearn import distributed, flops, host
 from nanolearn.data.loader import FixedRows, Loader
 from nanolearn.data.prefetch import Prefetcher
 from nanolearn.data.sources import Source
-from nanolearn.data.tokens import TokenStore
 from nanolearn.errors import UserError
 from nanolearn.evaluate.bits import Bits, bits_per_byte
 from nanolearn.fetch import replacing
-from nanolearn.hardware import Choice, Machine, can_compile, choose_dtype, select, torch_device
+from nanolearn.hardware import Machine, choose_compile, choose_dtype, select, torch_device
 from nanolearn.inference.sample import generate
+from nanolearn.model import attention
 from nanolearn.model.materialize import materialize
 from nanolearn.optim.optimizer import Optimizer
 from nanolearn.plan import choose_micro_batch
@@ -37,6 +35,7 @@ from nanolearn.recipe import Execution, Recipe
 from nanolearn.tokenizer import Tokenizer
 from nanolearn.train import checkpoint
 from nanolearn.train.checkpoint import MODEL, OPTIMIZER, Manifest, NotSaved
+from nanolearn.train.identity import claim, open_data, refuse_unbuilt
 from nanolearn.train.records import RESULT, Observer, Records, Result, finished, only_writer
 from nanolearn.train.watch import Clock, Interrupts, KernelTime, Verdict, Watch, peak_memory
 
@@ -45,8 +44,6 @@ SAMPLE_TOKENS = 32
 VALIDATIONS, SAMPLES, SAVES = 10, 4, 10  # in a run, where Execution leaves it open
 PART = 0.01  # of the training tokens: what one validation on the way may read; ten of them cost 3% of a run
 WHOLE_CAP = 20 << 19  # tokens of the last validation, where the split has more: sampling error is below 1e-3 there
-TOKENISE_NOW = 100e6  # bytes of text up to which a corpus is tokenised before the first step
-BUILT = {"recompute": "none", "master": "fp32", "attention": "auto", "tracker": "none"}
 
 
 def train(
@@ -72,6 +69,7 @@ def train(
 
     Taught in chapter 07_pretrain.
     """
+    refuse_unbuilt(execution)
     begun = time.time() if begun is None else begun
     run_dir = Path(run_dir).resolve()
     machine = select(machine, execution.device)
@@ -80,73 +78,8 @@ def train(
         if done := finished(run_dir, recipe.digest):
             return done
         run = Run(recipe, execution, run_dir, machine, source, tokenizer, tuple(observers), Clock(begun))
-        try:
+        with closing(run):
             return run.go()
-        finally:
-            run.close()
-
-
-@dataclass(frozen=True)
-class Data:
-    """The two token stores of a run, and what a resume knows them by. Taught in chapter 07_pretrain."""
-
-    train: TokenStore
-    val: TokenStore
-    description: dict
-
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(json.dumps(self.description, sort_keys=True).encode()).hexdigest()
-
-
-def open_data(source: Source, tokenizer: Tokenizer) -> Data:
-    """Fix the run's list of shards. A small corpus is tokenised now, by rank 0; the others find it done."""
-    stores = {split: TokenStore(source, tokenizer, split) for split in ("train", "val")}
-    size = source.size_hint("train")
-
-    def prepare() -> None:
-        stores["val"].prepare()
-        if size is not None and size <= TOKENISE_NOW:
-            stores["train"].prepare()
-
-    distributed.on_main(prepare)
-    shards = {split: list(store.names) for split, store in stores.items()}
-    return Data(**stores, description={"source": source.name, "digest_of_text": source.digest, "shards": shards})
-
-
-def check_recipe(run_dir: Path, recipe: Recipe) -> None:
-    """Raises UserError if the folder holds a run of another recipe. Taught in chapter 07_pretrain."""
-    path = run_dir / "recipe.json"
-    if path.exists():
-        checkpoint.check_identity(run_dir, {"recipe": Recipe.load(path).digest}, {"recipe": recipe.digest})
-
-
-def write_settings(run_dir: Path, recipe: Recipe, execution: Execution) -> None:
-    """Write recipe.json and execution.json: all that a worker needs to know. Taught in chapter 07_pretrain."""
-    with replacing(run_dir / "recipe.json") as path:
-        recipe.save(path)
-    with replacing(run_dir / "execution.json") as path:
-        execution.save(path)
-
-
-def claim(run_dir: Path, recipe: Recipe, execution: Execution, tokenizer: Tokenizer, data: Data) -> dict[str, str]:
-    """Write what the run is, after comparing it with what is written; its identity for checkpoints.
-
-    Raises UserError naming what differs (recipe, tokenizer or data); then nothing has changed.
-    """
-    check_recipe(run_dir, recipe)
-    mine = {"tokenizer": tokenizer.digest, "data": data.digest}
-    theirs, folder, file = dict(mine), run_dir / "tokenizer", run_dir / "data.json"
-    if folder.exists():
-        theirs["tokenizer"] = Tokenizer.load(folder).digest
-    if file.exists():
-        theirs["data"] = json.loads(file.read_text(encoding="utf-8")).get("digest")
-    checkpoint.check_identity(run_dir, theirs, mine)
-    write_settings(run_dir, recipe, execution)
-    tokenizer.save(folder)
-    with replacing(file) as path:
-        path.write_text(json.dumps(data.description | {"digest": data.digest}, indent=1), encoding="utf-8")
-    return mine | {"recipe": recipe.digest}
 
 
 def every(asked: int, steps: int, times: int) -> int:
@@ -161,10 +94,12 @@ def every(asked: int, steps: int, times: int) -> int:
 class Run:
     """One process's part of a run: what it holds, and what it does at each step. Taught in chapter 07_pretrain."""
 
-    done = row = tokens = epoch = 0  # steps done, the next row, tokens seen, passes over the data
+    done = row = tokens = first = 0  # steps done, the next row, tokens seen, the step that this part began at
+    epoch: int | None = None  # the pass over the data; known from the first row that is read
     saved, refused = -1, ""  # the newest checkpoint's step; why a later one could not be saved
     stopped, step_seconds = "", 0.0
     first_step: float | None = None
+    records: Records | None = None  # of rank 0
     bits: Bits | None = None
     whole = False
 
@@ -179,7 +114,6 @@ class Run:
         observers: tuple[Observer, ...],
         clock: Clock,
     ) -> None:
-        refuse_unbuilt(execution)
         self.recipe, self.execution, self.run_dir, self.machine = recipe, execution, run_dir, machine
         self.tokenizer, self.clock, self.world = tokenizer, clock, distributed.world()
         self.kept = host.reuse_freed_memory()
@@ -200,12 +134,17 @@ class Run:
         self.watch = Watch(scaled=self.dtype == "float16")
         self.interrupts = Interrupts()
         self.samples: list[dict[str, str]] = []
-        notes = [f"{self.dtype}: {chosen.reason}"]
-        self._resume(notes.append)
+        self.notes, self.observers, self.opened = [f"{self.dtype}: {chosen.reason}"], observers, ExitStack()
+
+    def _open(self) -> None:
+        """Take up where the run stopped: its newest checkpoint, then its rows and records from there on."""
+        self._resume(self.notes.append)
         self.first = self.done
-        self.records = Records(run_dir, self.done, observers) if self.world.main else None
         self._open_rows()
-        self._announce(notes)
+        if self.world.main:
+            self.records = Records(self.run_dir, self.done, self.observers)
+            self.opened.callback(self.records.close)
+        self._announce()
 
     def _resume(self, note: Callable[[str], None]) -> None:
         found = checkpoint.resume_point(self.run_dir, note, self.execution.resume_from)
@@ -225,18 +164,16 @@ class Run:
 
     def _open_rows(self) -> None:
         recipe, execution = self.recipe, self.execution
-        self.micro_batch = choose_micro_batch(recipe, execution, self.machine)
+        self.micro_batch = choose_micro_batch(recipe, execution, self.machine, world=self.world.size)
         self.accumulation = recipe.rows_per_step // (self.micro_batch * self.world.size)
         bos, length = self.tokenizer.bos, recipe.sequence_len
         rank, size = self.world.rank, self.world.size
         loader = Loader(self.data.train, bos, length, recipe.packer, recipe.seed, rank, size)
         rows = loader.micro_batches(self.row, recipe.rows_per_step, self.micro_batch)
         self.batches = Prefetcher(rows, self.device)
-        compiling = Choice(False, "eager: compile=True was not asked for")
-        if execution.compile:
-            compiling = can_compile(self.machine, asked=True)
-        self.compiling = compiling
-        self.loss_sum = torch.compile(self.model.loss_sum) if compiling.value else self.model.loss_sum
+        self.opened.callback(self.batches.close)
+        self.compiling = choose_compile(self.machine, execution.compile)
+        self.loss_sum = torch.compile(self.model.loss_sum) if self.compiling.value else self.model.loss_sum
         self.flops_per_token = flops.per_token(recipe.shape())
         self.peak = execution.peak(self.machine, self.dtype)
         self.val_every = every(execution.val_every, recipe.steps, VALIDATIONS)
@@ -249,16 +186,19 @@ class Run:
             self.val_rows = min(math.ceil(asked / length), self.val.n_rows)
             self.part_rows = min(max(int(PART * recipe.tokens / length), 1), self.val_rows)
 
-    def _announce(self, notes: list[str]) -> None:
+    def _announce(self) -> None:
         count = sum(p.numel() for p in self.parameters)
         ranks = f" x {self.world.size} ranks" if self.world.size > 1 else ""
+        config = self.recipe.gpt_config()
+        attending = attention.describe(config.sequence_len, config.windows, self.device.type)
         lines = [
             f"{self.recipe.name}: {count:,} parameters on {self.machine.label}",
+            f"attention: {attending}",
             self.compiling.reason,
             self.kept,
             f"a step is {self.micro_batch} rows x {self.accumulation} micro-steps{ranks}"
             f" = {self.recipe.batch_tokens:,} tokens",
-            *notes,
+            *self.notes,
         ]
         self.tell(
             "start",
@@ -266,6 +206,7 @@ class Run:
             parameters=count,
             device=self.machine.label,
             dtype=self.dtype,
+            attention=attending,
             micro_batch=self.micro_batch,
             accumulation=self.accumulation,
             ranks=self.world.size,
@@ -281,7 +222,8 @@ class Run:
                 self.records.append({"kind": kind, "step": self.done, **values})
 
     def go(self) -> Result:
-        """Step until the horizon, the time limit or a signal; then measure and write the result."""
+        """Begin or go on; step until the horizon, the time limit or a signal; then measure and write the result."""
+        self._open()
         self.clock.add("start", self.clock.elapsed() - sum(self.clock.seconds.values()))
         with self.interrupts:
             while self.done < self.recipe.steps and not self.stopped:
@@ -320,6 +262,8 @@ class Run:
         sums = torch.zeros(3, dtype=wide, device=self.device)
         for _ in range(self.accumulation):
             batch = next(self.batches)
+            if self.epoch is None:
+                self.epoch = batch.epoch
             nats = self.loss_sum(batch.inputs, batch.targets)
             (nats * (self.watch.scale / self.recipe.batch_tokens)).backward()
             sums[0] += nats.detach()
@@ -372,7 +316,7 @@ class Run:
             epoch=self.batch.epoch,
             memory=peak_memory(self.device),
         )
-        if self.batch.epoch > self.epoch:
+        if self.epoch is not None and self.batch.epoch > self.epoch:
             self.epoch = self.batch.epoch
             self.tell("event", say=f"step {self.done}: pass {self.epoch + 1} over the data, in a new order")
         if verdict.say:
@@ -383,12 +327,14 @@ class Run:
         if verdict.stop:
             raise UserError(verdict.stop, f"look at {self.run_dir}; lower rates, or resume_from an earlier checkpoint")
         last = self.done == self.recipe.steps
+        if not (last or self.stopped):  # who asks for a stop may have seconds left: these are for the save
+            if self.execution.val_tokens and self.done % self.val_every == 0:
+                self._validate(self.part_rows)
+            if self.done % self.sample_every == 0:
+                self._sample()
+        # Last, so that no resume begins after a step whose validation or samples were never recorded.
         if self.done % self.save_every == 0 or last or self.stopped:
             self._save()
-        if self.execution.val_tokens and self.done % self.val_every == 0 and not last:
-            self._validate(self.part_rows)
-        if self.done % self.sample_every == 0 and not last:
-            self._sample()
 
     def _save(self) -> None:
         manifest = Manifest(
@@ -402,11 +348,14 @@ class Run:
         )
         with self.clock("checkpoint"):
             begun = time.perf_counter()
+            if self.records is not None:
+                self.records.sync()
             try:
                 found = checkpoint.save(self.run_dir, self._tensors(), manifest, self.execution.keep_last)
             except NotSaved as error:
                 self.refused = str(error)
-                self.tell("event", say=f"{error}; the run goes on, step {self.saved} stays the newest checkpoint")
+                kept = f"step {self.saved} stays the newest checkpoint" if self.saved >= 0 else "nothing is saved yet"
+                self.tell("event", say=f"{error}; the run goes on, {kept}")
                 return
         self.saved, self.refused = self.done, ""
         took = time.perf_counter() - begun
@@ -444,7 +393,8 @@ class Run:
         if complete:
             self._sample()
         if self.refused:
-            raise UserError(self.refused, f"the run ends at step {self.saved}'s checkpoint: repeat the command")
+            kept = f"with step {self.saved}'s checkpoint" if self.saved >= 0 else "without a checkpoint"
+            raise UserError(self.refused, f"the run ends {kept}: make room, then repeat the command")
         result = self._result(complete)
         self.tell("end", stopped=result.stopped, bpb=result.bpb, seconds=result.seconds, say=self._farewell(result))
         if self.world.main:
@@ -486,14 +436,5 @@ class Run:
         return f"complete: {self.done:,} steps, {self.tokens:,} tokens{bits}"
 
     def close(self) -> None:
-        """Stop reading ahead and close the records; nothing is lost."""
-        self.batches.close()
-        if self.records is not None:
-            self.records.close()
-
-
-def refuse_unbuilt(execution: Execution) -> None:
-    """Raises UserError for a wish that this version would have to ignore. Taught in chapter 07_pretrain."""
-    for name, usual in BUILT.items():
-        if (wish := getattr(execution, name)) != usual:
-            raise UserError(f"{name}={wish} is not built yet", f"leave it at {usual}")
+        """Stop reading ahead and close the records, as far as they were opened; nothing is lost."""
+        self.opened.close()

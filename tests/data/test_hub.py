@@ -203,3 +203,30 @@ def test_the_listing_is_fixed_by_name_and_commit(server):
     content = server.datasets[REPO]["data/shard_00002.parquet"]
     assert (found.files[2].size, found.files[2].sha256) == (len(content), hashlib.sha256(content).hexdigest())
     assert fetch_shard(found, found.files[2]).read_bytes() == content
+
+
+def test_d7_the_shard_that_was_first_held_out_stays_held_out(server):
+    """PITFALLS D7: another list (another revision, the cache's list removed) makes no training shard of it, nor of
+    a training shard the validation.
+    """
+    first = open_source(f"hf:{REPO}/data")
+    assert first.shards("val") == ("shard_00003",)
+    server.datasets[REPO]["data/shard_00009.parquet"] = parquet(shard(9))
+    for kept in (cache_dir() / "hub").glob("*.json"):
+        kept.unlink()
+    longer = open_source(f"hf:{REPO}/data")
+    assert longer.shards("val") == ("shard_00003",)
+    assert "shard_00009" in longer.shards("train")
+    del server.datasets[REPO]["data/shard_00003.parquet"]
+    for kept in (cache_dir() / "hub").glob("*.json"):
+        kept.unlink()
+    without = open_source(f"hf:{REPO}/data")
+    for ask in (lambda: without.shards("val"), lambda: without.shards("train"), lambda: without.name):
+        with pytest.raises(UserError, match=r"shard_00003\.parquet is missing .*remove .*\.validation to choose anew"):
+            ask()
+
+
+def test_d7_known_data_sets_pin_their_validation_by_name():
+    for name, data_set in hub.KNOWN.items():
+        assert data_set.validation, name
+        assert f"validation is the pinned {data_set.validation}" in open_source(name).note

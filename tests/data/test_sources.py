@@ -43,11 +43,16 @@ def test_an_address_is_downloaded_once(folder):
     with serving(Files()) as server:
         server.contents["/my corpus.jsonl"] = (folder / "a.jsonl").read_bytes()
         address = f"{server.url}/my%20corpus.jsonl"
+        source = open_source(address)
+        assert source.note.startswith(f"{address}, fetched when it is first read; validation is")
+        assert source.size_hint("train") is None
+        assert server.count("/my corpus.jsonl") == 0, "a plan fetches nothing"
+        assert all_texts(source) == sorted(TEXTS)
         assert all_texts(open_source(address)) == sorted(TEXTS)
-        assert all_texts(open_source(address)) == sorted(TEXTS)
+        assert open_source(address).size_hint("train") > 0
         assert server.count("/my corpus.jsonl") == 1
         with pytest.raises(UserError, match="404"):
-            open_source(f"{server.url}/none.txt")
+            open_source(f"{server.url}/none.txt").shards("train")
         with pytest.raises(UserError, match="names no file"):
             open_source(server.url)
 

@@ -72,6 +72,12 @@ def test_settling_touches_nothing(on_cpu, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_unbuilt_wish_is_refused_before_the_plan(monkeypatch):
+    monkeypatch.setenv("NANOLEARN_SIMULATE", "8 x NVIDIA H100 80GB HBM3")
+    with pytest.raises(UserError, match="attention=flash is not built yet"):
+        settle(depth=24, overrides="attention=flash")
+
+
 def test_an_accelerator_gets_the_full_recipe_and_the_large_corpus(monkeypatch):
     monkeypatch.setenv("NANOLEARN_SIMULATE", "8 x NVIDIA H100 80GB HBM3")
     run = settle(depth=24, overrides="")

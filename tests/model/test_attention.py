@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from nanolearn.model.attention import attend, window_mask
+from nanolearn.model import attention
+from nanolearn.model.attention import attend, describe, window_mask
 
 
 def reference(q, k, v, window):
@@ -62,3 +63,32 @@ def test_a3_memory_grows_with_the_window_and_not_with_the_square():
     with pack:
         attend(q, q, q, window)
     assert max(saved + masks) <= 4 * T * window  # a dense mask alone would be T * T = 64 * T * window
+
+
+@pytest.mark.parametrize(
+    ("T", "windows", "device", "said"),
+    [
+        (256, (128, 128, 128, 256), "cpu", ["3 layers masked whole (window 128 of 256)", "1 layer causal"]),
+        (2048, (512, 2048), "cuda", ["1 layer in blocks", "(window 512 of 2048)", "1 layer causal", "rules out"]),
+        (2048, (2048, 2048), "cuda", ["scaled_dot_product_attention: 2 layers causal"]),
+    ],
+)
+def test_a6_what_is_said_is_what_is_done(monkeypatch, T, windows, device, said):
+    text = describe(T, windows, device)
+    for words in said:
+        assert words in text
+    assert ("flash" in text) == (device == "cuda" and min(windows) < T)
+    calls = []
+    monkeypatch.setattr(attention, "_blocked", lambda q, *_: calls.append("in blocks") or q)
+    sdpa = attention.F.scaled_dot_product_attention
+    monkeypatch.setattr(
+        attention.F,
+        "scaled_dot_product_attention",
+        lambda q, k, v, is_causal=False, **rest: (
+            calls.append("causal" if is_causal else "masked") or sdpa(q, k, v, is_causal=is_causal, **rest)
+        ),
+    )
+    for window in windows:
+        attend(*[torch.zeros(1, T, 1, 2)] * 3, window)
+    for way in ("causal", "masked", "in blocks"):
+        assert (way in calls) == (way in text)

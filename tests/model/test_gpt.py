@@ -153,3 +153,28 @@ def test_impossible_shapes_are_refused_in_one_line(change, words):
 def test_more_tokens_than_the_context_are_refused():
     with pytest.raises(UserError, match="do not fit"):
         materialize(SMALL, "cpu", 0)(torch.zeros(1, 25, dtype=torch.long))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("T", [256, 320])
+def test_the_compiled_model_is_the_eager_one(T, recwarn):
+    """Two models, so that nothing eager is cached in the compiled one; one mask for the whole row, and blocks.
+
+    aot_eager is all of torch.compile but the code generator: what it captures is what a GPU would run.
+    """
+    config = GPTConfig(2, 64, 2, 1, 32, T, 128, window="SL")
+    tokens, targets = torch.randint(0, 128, (2, 2, T), generator=torch.manual_seed(0))
+    targets[0, :5] = -1
+    eager, compiled = (materialize(config, torch.device("cpu"), 0) for _ in range(2))
+    for model in (eager, compiled):  # the initial weights leave most gradients zero
+        for i, weight in enumerate(model.parameters()):
+            weight.data.add_(torch.randn(weight.shape, generator=torch.manual_seed(i)), alpha=0.02)
+    torch._dynamo.reset()
+    losses = [eager.loss_sum(tokens, targets), torch.compile(compiled.loss_sum, backend="aot_eager")(tokens, targets)]
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-6, atol=0)
+    for loss in losses:
+        loss.backward()
+    for (name, weight), other in zip(eager.named_parameters(), compiled.parameters(), strict=True):
+        scale = float(weight.grad.abs().max())
+        torch.testing.assert_close(other.grad, weight.grad, rtol=0, atol=1e-5 * scale, msg=name)
+    assert not [str(warning.message) for warning in recwarn if "Dynamo" in str(warning.message)]

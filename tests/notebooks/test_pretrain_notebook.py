@@ -126,6 +126,20 @@ def test_the_whole_notebook_runs_headless_then_reports_then_starts_again(root, t
 
 
 @pytest.mark.slow
+def test_a_run_that_was_stopped_is_reported_as_far_as_it_came(root, tmp_path, corpus, monkeypatch):
+    """Its samples are older than its newest checkpoint, or there are none: nothing to compare, and no failure."""
+    runs, out = tmp_path / "runs", tmp_path / "out.ipynb"
+    monkeypatch.setenv("NANOLEARN_RUNS", str(runs))
+    done = papermill(root, out, *parameters(depth=1, data=corpus, overrides=f"{TINY} max_hours=0.001"))
+    assert done.returncode == 0, done.stderr
+    assert check.run_faults(nbformat.read(out, as_version=4)) == []
+    assert "the run was stopped" in outputs(out)
+    result = json.loads((Path(json.loads((runs / "latest.json").read_text())["run_dir"]) / "result.json").read_text())
+    assert not result["complete"]
+    assert result["notebook"]["same_after_loading"] is None
+
+
+@pytest.mark.slow
 def test_a_rehearsal_walks_the_whole_path_at_full_width(root, tmp_path, corpus, monkeypatch):
     runs, out = tmp_path / "runs", tmp_path / "out.ipynb"
     monkeypatch.setenv("NANOLEARN_RUNS", str(runs))

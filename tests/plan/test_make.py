@@ -1,6 +1,7 @@
 """Whole plans: published runs, what is refused and why, and how the micro-batch is chosen."""
 
 import json
+import re
 import time
 
 import pytest
@@ -8,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanolearn.errors import UserError
-from nanolearn.hardware import Machine, named
-from nanolearn.plan import make_plan
+from nanolearn.hardware import Machine, named, select
+from nanolearn.plan import choose_micro_batch, make_plan, page
 from nanolearn.plan.memory import estimate
-from nanolearn.recipe import Execution, Recipe, build
+from nanolearn.recipe import Execution, Recipe, build, parse_overrides
 
 CPU = Machine("cpu", "a processor", memory=32 * 10**9)
 H100S = named("8 x NVIDIA H100 80GB HBM3")
@@ -128,7 +129,7 @@ def test_the_way_out_is_a_way_out():
 def test_a_micro_batch_that_is_too_large_is_refused_with_the_one_that_fits():
     plan = make_plan(Recipe.from_depth(24), Execution(micro_batch=64), H100S)
     assert not plan.fits
-    assert any("micro_batch=0" in way for way in plan.ways_out)
+    assert any("micro_batch=auto" in way for way in plan.ways_out)
 
 
 def test_max_hours_holds_and_allows():
@@ -194,3 +195,63 @@ def test_processes_on_one_cpu_share_its_memory():
     )
     assert two.available == one.available // 2
     assert two.micro_batch == one.micro_batch // 2
+
+
+@pytest.mark.parametrize(("name", "device"), [("8 x H100", "cuda:1"), ("8 x MI300X", "hip:3"), ("8 x MI300X", "hip:7")])
+def test_t14_one_numbered_device_of_eight_can_be_planned_for(name, device):
+    """Every caller narrows the machine to execution.device, some after another has: the number must survive that."""
+    execution, machine = Execution(device=device), named(name)
+    narrowed = select(machine, device)
+    assert execution.world(machine) == execution.world(narrowed) == 1
+    plan = make_plan(Recipe.from_depth(12), execution, machine)
+    assert plan == make_plan(Recipe.from_depth(12), execution, narrowed)
+    assert (plan.world, plan.machine.index) == (1, int(device.split(":")[1]))
+    for given_machine in (machine, narrowed):
+        assert choose_micro_batch(Recipe.from_depth(12), execution, given_machine) == plan.micro_batch
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+def test_t15_processes_that_torchrun_started_share_the_rows(world):
+    """`torchrun --nproc-per-node 2` on a CPU is not in the plan, where one process is the usual."""
+    recipe = Recipe.from_depth(4, "laptop", sequence_len=256, batch_tokens=8 * 256)
+    assert choose_micro_batch(recipe, Execution(), CPU, world) == 8 // world
+    assert choose_micro_batch(recipe, Execution(micro_batch=1), CPU, world) == 1
+
+
+def test_t15_rows_that_the_processes_cannot_share_are_refused():
+    with pytest.raises(UserError, match="8 rows a step can't be shared alike by 3 devices: take 1"):
+        choose_micro_batch(Recipe.from_depth(4, "laptop", sequence_len=256, batch_tokens=8 * 256), Execution(), CPU, 3)
+
+
+@pytest.mark.parametrize(
+    "dials",
+    [
+        {},
+        {"steps": 2000},
+        {"steps": 900, "data": "climbmix", "window": "L", "sequence_len": 512},
+        {"batch_tokens": 8192, "vocab_size": 8192},
+        {"head_dim": 32},
+        {"n_layer": 12},
+    ],
+)
+def test_the_way_out_keeps_what_else_was_asked_for(dials):
+    recipe = Recipe.from_depth(20, "laptop", **dials)
+    usual = {"execution": Execution(max_hours=2, max_passes=10**6), "machine": CPU, "cpu_flops": SLOW}
+    plan = make_plan(recipe, **usual)
+    found = re.fullmatch(r"depth (\d+)(?: with (.*))?: fits, and takes (.*)", plan.ways_out[0])
+    this, next_one = (make_plan(Recipe.from_depth(int(found[1]) + i, "laptop", **dials), **usual) for i in (0, 1))
+    assert this.hours <= 2 < next_one.hours
+    assert page.duration(this.hours) == found[3]
+    assert parse_overrides(found[2] or "") == dials
+
+
+def test_no_smaller_depth_is_named_where_the_whole_shape_was_asked_for():
+    recipe = Recipe.from_depth(20, "laptop", n_layer=40, n_embd=512, n_head=8, n_kv_head=2)
+    plan = make_plan(recipe, Execution(max_hours=2), CPU, cpu_flops=SLOW)
+    assert plan.ways_out
+    assert not any(way.startswith("depth") for way in plan.ways_out)
+
+
+def test_the_way_out_of_a_large_run_keeps_its_ratio():
+    plan = make_plan(Recipe.from_depth(40, ratio=30.0), Execution(), named("H100"))
+    assert " with ratio=30.0: fits" in plan.ways_out[0]

@@ -180,6 +180,14 @@ def test_c4_going_on_after_damage_sets_it_aside_and_the_step_can_be_saved_again(
     assert equal(loaded(checkpoint.newest(tmp_path)), tensors(3.0))
 
 
+def test_a_folder_of_a_persons_own_is_left_alone(tmp_path):
+    checkpoint.save(tmp_path, tensors(), manifest(4))
+    shutil.copytree(tmp_path / FOLDER / folder_name(4), tmp_path / FOLDER / "step_old")
+    assert checkpoint.resume_point(tmp_path).manifest.step == 4
+    assert checkpoint.newest(tmp_path).path.name == folder_name(4)
+    assert (tmp_path / FOLDER / "step_old" / MANIFEST).exists()
+
+
 def test_resuming_from_a_chosen_step_gives_up_the_later_ones(tmp_path):
     for step in (2, 4, 6):
         checkpoint.save(tmp_path, tensors(step), manifest(step), keep_last=3)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from nanolearn.train import records
-from nanolearn.train.records import ASIDE, NAME, Console, Records, read, read_from, step_line
+from nanolearn.train.records import ASIDE, NAME, Console, Records, read, step_line
 
 
 def step(n, **more):
@@ -15,15 +15,25 @@ def step(n, **more):
             "tokens_per_second": 100.0, "stall": 0.0, **more}  # fmt: skip
 
 
-def test_reading_stops_at_the_last_line_break_and_goes_on_from_there(tmp_path):
-    path = tmp_path / NAME
-    path.write_text('{"step": 1}\n{"st')
-    found, offset = read_from(tmp_path)
-    assert found == [{"step": 1}]
-    path.write_text('{"step": 1}\n{"step": 2}\n')
-    assert read_from(tmp_path, offset) == ([{"step": 2}], 24)
-    path.write_text('{"step": 9}\n')  # cut by a resume: shorter than where we were
-    assert read_from(tmp_path, 24)[0] == [{"step": 9}]
+def test_reading_stops_at_the_last_line_break(tmp_path):
+    (tmp_path / NAME).write_text('{"step": 1}\n{"step": 2}')  # the second may still be written
+    assert read(tmp_path) == [{"step": 1}]
+
+
+def test_a_sync_forces_the_lines_onto_the_disk_and_a_full_disk_is_one_line(tmp_path, monkeypatch):
+    forced = []
+    with Records(tmp_path, 0) as out:
+        out.append(step(1))
+        monkeypatch.setattr(records.os, "fsync", lambda number: forced.append(records.os.fstat(number).st_ino))
+        out.sync()
+        assert forced == [(tmp_path / NAME).stat().st_ino]
+
+        def full(number):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(records.os, "fsync", full)
+        with pytest.raises(records.UserError, match="No space left on device"):
+            out.sync()
 
 
 def test_a_torn_line_does_not_hide_the_ones_around_it(tmp_path):
