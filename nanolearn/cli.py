@@ -68,7 +68,9 @@ def _plan_options(command: argparse.ArgumentParser) -> None:
         "Prints parameters, tokens, memory, hours, cost and disk of a run. Exit code 1 if it is refused. "
         'Example: nanolearn plan --depth 24 --gpus 8 --device "NVIDIA H100 80GB HBM3" --ratio 8'
     )
-    command.add_argument("--depth", type=int, default=4, help="layers; all else follows (default: %(default)s)")
+    command.add_argument(
+        "--depth", type=int, default=4, help="layers; with the preset it decides the rest (default: %(default)s)"
+    )
     command.add_argument("--preset", default="auto", help="auto, full, gpu or laptop (default: by the device)")
     command.add_argument(
         "--device", metavar="NAME", help="plan for this device, as torch names it (default: this machine's)"
@@ -98,9 +100,7 @@ def _data_options(command: argparse.ArgumentParser) -> None:
     fetch.set_defaults(command=_data_fetch)
     tokens = actions.add_parser("tokens", help="train the tokenizer of a corpus and turn its text into tokens")
     tokens.add_argument("name")
-    tokens.add_argument(
-        "--vocab-size", type=int, default=4096, help="default: %(default)s, as the laptop preset has it"
-    )
+    tokens.add_argument("--vocab-size", type=int, metavar="N", help="default: that of the laptop preset")
     tokens.set_defaults(command=_data_tokens)
     show = actions.add_parser("show", help="print the beginnings of some documents")
     show.add_argument("name", nargs="?", default="embedded")
@@ -185,11 +185,13 @@ def _wanted(source: "Source", limit: int | None) -> list[str]:
 def _data_tokens(options: argparse.Namespace) -> int:
     from nanolearn.data.sources import open_source
     from nanolearn.data.tokens import TokenStore
+    from nanolearn.presets import PRESETS
     from nanolearn.recipe import Recipe
     from nanolearn.train.launch import prepare
 
     _wanted(open_source(options.name), options.shards)
-    recipe = Recipe.from_depth(4, "laptop", data=options.name, vocab_size=options.vocab_size)
+    entries = PRESETS["laptop"].vocab_size if options.vocab_size is None else options.vocab_size
+    recipe = Recipe.from_depth(4, "laptop", data=options.name, vocab_size=entries)
     source, tokenizer = prepare(recipe)
     for split in ("train", "val"):
         store = TokenStore(source, tokenizer, split, max_shards=options.shards if split == "train" else None)

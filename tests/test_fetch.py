@@ -1,4 +1,4 @@
-"""PITFALLS D8: a download is whole or absent, whatever the server, the disk or a second process does."""
+"""A download is whole or absent, whatever the server, the disk or a second process does."""
 
 import errno
 import hashlib

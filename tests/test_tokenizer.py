@@ -118,7 +118,7 @@ def test_special_tokens_lie_behind_the_ranks_and_decode_to_their_names(tokenizer
 
 
 def test_e4_a_token_counts_its_raw_bytes(tokenizer):
-    """PITFALLS E4: the token 0x80 is one byte, not the three of its replacement character."""
+    """The token 0x80 is one byte, not the three of its replacement character."""
     sizes = tokenizer.token_bytes()
     assert sizes.dtype == np.int64
     assert sizes.shape == (tokenizer.vocab_size,)
@@ -129,7 +129,7 @@ def test_e4_a_token_counts_its_raw_bytes(tokenizer):
 
 
 def test_d11_one_pattern_for_training_and_use(tokenizer, tmp_path):
-    """PITFALLS D11: trained under one digit rule and used under another, "1234" changes its tokens."""
+    """Trained under one digit rule and used under another, "1234" changes its tokens."""
     tokenizer.save(tmp_path)
     loaded = Tokenizer.load(tmp_path)
     assert loaded.pattern == tokenizer.pattern == json.loads((tmp_path / DESCRIPTION).read_text())["pattern"]

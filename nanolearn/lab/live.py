@@ -91,6 +91,14 @@ def columns(points: Sequence[tuple[int, int, float]]) -> tuple[list, list, list]
     return tuple(map(list, zip(*points, strict=True))) if points else ([], [], [])  # type: ignore[return-value]
 
 
+def name_axes(loss_axes: Axes, bits_axes: Axes) -> None:
+    """Titles, quantities and units of a run's two curves, live and in its report."""
+    plots.label(loss_axes, "Training loss", "tokens seen", "loss (nats per token)")
+    plots.label(bits_axes, "Validation", "tokens seen", "loss (bits per byte)")
+    for axes in (loss_axes, bits_axes):
+        plots.count_axis(axes.xaxis)
+
+
 class LiveCurve:
     """An observer of a run's records, for `with LiveCurve(...) as curve: train(..., observers=[curve])`.
 
@@ -109,11 +117,8 @@ class LiveCurve:
     ) -> None:
         self.steps, self.timer, self.curves = steps, timer, Curves(history)
         self.fig, self.axes = plots.figure(2, height=2.6)
-        for axes, title, unit in zip(
-            self.axes, ("Training loss", "Validation"), ("nats/token", "bits/byte"), strict=True
-        ):
-            plots.label(axes, title, "tokens seen", unit)
-            plots.count_axis(axes.xaxis)
+        name_axes(*self.axes)
+        for axes in self.axes:
             axes.set_xlim(0, 1.03 * tokens)
         self.seconds, self.last, self.step_seconds = 0.0, "", 0.0
         # Fixed margins, with room for wider numbers: solving a layout anew would double what a redraw costs.

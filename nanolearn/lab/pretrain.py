@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,7 +17,7 @@ from nanolearn import hardware
 from nanolearn.data.sources import open_source
 from nanolearn.errors import UserError
 from nanolearn.hardware import Machine
-from nanolearn.lab import live, plots
+from nanolearn.lab import live, params, plots
 from nanolearn.model.gpt import GPT
 from nanolearn.model.materialize import materialize
 from nanolearn.overrides import validated
@@ -29,6 +30,7 @@ from nanolearn.train import checkpoint, launch, records
 from nanolearn.train.identity import TOKENISE_NOW, open_data, refuse_unbuilt, set_aside
 from nanolearn.train.records import Result, finished
 
+PARAMETERS = ("depth", "preset", "data", "run_dir", "seed", "resume", "rehearsal", "overrides")
 REHEARSED_LAYERS, REHEARSED_STEPS, REHEARSED_ROWS = 4, 2, 2
 UNITS = (("hours", 3600, 7200), ("minutes", 60, 1200), ("seconds", 1, 0))  # name, seconds, from where on
 
@@ -48,7 +50,23 @@ class Settled:
     done: Result | None
 
 
-def settle(
+def settle(*, begun: float, **settings: Any) -> Settled:
+    """Turn the notebook's parameters into a run; prints nothing, fetches nothing, writes nothing.
+
+    `begun` is the time.time() at which the notebook started; `settings` are PARAMETERS, all of them. Raises UserError
+    for a parameter that is unknown or missing, and for values that make no run.
+
+    Taught in chapter 07_pretrain.
+    """
+    for name in settings:
+        if name not in PARAMETERS:
+            raise params.unknown(name, PARAMETERS)
+    if missing := [name for name in PARAMETERS if name not in settings]:
+        raise UserError(f"parameter {missing[0]!r} is missing", "write it into the parameters cell again")
+    return _settled(begun=begun, **settings)
+
+
+def _settled(
     *,
     depth: int,
     preset: str,
@@ -60,12 +78,6 @@ def settle(
     overrides: str,
     begun: float,
 ) -> Settled:
-    """Turn the notebook's parameters into a run; prints nothing, fetches nothing, writes nothing.
-
-    `begun` is the time.time() at which the notebook started. Raises UserError for parameters that make no run.
-
-    Taught in chapter 07_pretrain.
-    """
     machine = hardware.detect()
     recipe, execution = build(depth, preset, data, seed, overrides, machine)
     refuse_unbuilt(execution)
@@ -193,15 +205,14 @@ def curves(run: Settled, guess: float) -> None:
     untrained = math.log(run.recipe.vocab_size)
     axes[0].axhline(untrained, color=plots.GREY, linestyle=":", label=f"ln V = {untrained:.2f}, no knowledge")
     axes[1].axhline(guess, color=plots.GREY, linestyle="--", label=f"your guess, {guess:.2f}")
-    for part, title, unit in zip(axes, ("Training loss", "Validation"), ("nats/token", "bits/byte"), strict=True):
-        plots.label(part, title, "tokens seen", unit)
-        plots.count_axis(part.xaxis)
+    live.name_axes(*axes)
+    for part in axes:
         part.legend(loc="center right")
     first, last = points.loss[0][2], points.loss[-1][2]
     plots.show(
         fig,
         caption=f"The loss begins at {first:.2f} and ends at {last:.2f} nats per token. "
-        "Validation text is never trained on; bits per byte do not depend on the tokenizer.",
+        "Validation text is never trained on; bits per byte can be compared between tokenizers.",
         alt=f"Left: training loss against tokens seen, falling from {first:.2f} to {last:.2f}. Right: bits per byte "
         f"on validation text, {', '.join(f'{bits:.2f}' for _, _, bits in points.bits) or 'not measured'}.",
     )

@@ -28,7 +28,7 @@ OTHER_MFU = (0.35, "assumed for a device that nobody measured")
 CPU_SHARE = (0.40, "of the measured speed of matrix products, optimizer included")
 # Dollars for one device for an hour.
 PRICES = {"H100": (3.50, "an eighth of a node at $28"), "MI300X": (2.00, "a common rental price")}
-TOKEN_TEXT = 4.1  # bytes of text: ClimbMix at 32,768 entries; 3.95 measured on the embedded corpus at 4,096
+TOKEN_TEXT = 4.1  # bytes of text: ClimbMix at 32,768 entries; 3.935 measured on the embedded corpus at 4,096
 # Bytes of text a second and core: one thread of bench/results/tokenizer.json. That more threads do as much each is
 # assumed: on that machine's two busy cores a second thread gained nothing.
 TOKENISE_RATE = 2.2e6

@@ -5,7 +5,7 @@ Taking the JSON and not the objects keeps the two from ever saying different thi
 
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 Numbers = Mapping[str, Any]
@@ -104,7 +104,7 @@ def _lines(plan: Numbers) -> Iterator[tuple[str, str]]:
         "model",
         f"{recipe['n_layer']} layers, width {recipe['n_embd']}, {recipe['n_head']} heads of {recipe['head_dim']}, "
         f"{recipe['n_kv_head']} for keys and values, rows of {recipe['sequence_len']:,} tokens, windows "
-        f"{recipe['window']}, vocabulary {recipe['vocab_size']:,}",
+        f"{_windows(recipe, plan['windows'])}, vocabulary {recipe['vocab_size']:,}",
     )
     groups = [f"{name.replace('_', ' ')} {count:,}" for name, count in plan["parameters"].items()]
     yield "parameters", f"{sum(plan['parameters'].values()):,} = {' + '.join(groups)}"
@@ -123,6 +123,12 @@ def _lines(plan: Numbers) -> Iterator[tuple[str, str]]:
     yield "compute", f"{plan['flops']:.3g} FLOPs, {plan['flops_per_token']:.4g} a token (canonical)"
     yield "memory", _memory(plan)
     yield from _costs(plan)
+
+
+def _windows(recipe: Numbers, windows: Collection[int]) -> str:
+    # A short window is no shorter than 128: where rows are as short as that, the pattern changes nothing.
+    idle = "S" in recipe["window"] and set(windows) == {recipe["sequence_len"]}
+    return recipe["window"] + (f" (all full: rows of {recipe['sequence_len']:,})" if idle else "")
 
 
 def _rates(recipe: Numbers) -> str:

@@ -94,6 +94,7 @@ class Plan:
             "num_devices": self.world,
             "dtype": asdict(self.dtype),
             "parameters": self.recipe.gpt_config().parameter_groups(),
+            "windows": self.recipe.gpt_config().windows,
             "tokens": self.recipe.tokens,
             "tokens_left": self.tokens_left,
             "micro_batch": self.micro_batch,

@@ -64,7 +64,7 @@ def test_a_folder_of_all_three_formats(tmp_path):
 
 
 def test_d1_a_single_file_gives_training_and_validation_text(tmp_path):
-    """PITFALLS D1: one shard, even one document, leaves neither side empty."""
+    """One shard, even one document, leaves neither side empty."""
     path = tmp_path / "input.txt"
     text = "".join(f"line {i} of a play\n" for i in range(2000))
     path.write_text(text)

@@ -92,7 +92,7 @@ def test_a_commit_can_be_pinned(server):
 
 
 def test_d7_missing_validation_shard_is_an_error(server, monkeypatch):
-    """PITFALLS D7: never a training shard in its place, neither when it is not listed nor when it is gone."""
+    """Never a training shard in its place, neither when it is not listed nor when it is gone."""
     pinned = DataSet("corpus", REPO, "data", validation="shard_00007.parquet")
     monkeypatch.setitem(hub.KNOWN, "pinned", pinned)
     source = open_source("pinned")
@@ -116,7 +116,7 @@ def test_a_pinned_validation_shard_is_not_trained_on(server, monkeypatch):
 
 
 def test_d1_a_data_set_of_one_file_trains(server):
-    """PITFALLS D1: its only shard is not given to validation whole; it is split by row, and that is said."""
+    """Its only shard is not given to validation whole; it is split by row, and that is said."""
     rows = [f"text number {i}" for i in range(300)]
     server.datasets[REPO] = {"train.parquet": parquet([None, *rows])}
     source = open_source(f"hf:{REPO}")
@@ -206,7 +206,7 @@ def test_the_listing_is_fixed_by_name_and_commit(server):
 
 
 def test_d7_the_shard_that_was_first_held_out_stays_held_out(server):
-    """PITFALLS D7: another list (another revision, the cache's list removed) makes no training shard of it, nor of
+    """Another list (another revision, the cache's list removed) makes no training shard of it, nor of
     a training shard the validation.
     """
     first = open_source(f"hf:{REPO}/data")

@@ -130,7 +130,7 @@ def global_rows_of(store, first: int, count: int, seed: int):
 @pytest.mark.parametrize("world", [1, 2, 3, 8, 16])
 @pytest.mark.parametrize("micro_batch", [1, 2, 5])
 def test_d5_all_ranks_together_see_exactly_the_global_rows(world, micro_batch):
-    """PITFALLS D5: shard ends lie inside the steps, and no rank gets more, fewer or other rows than its share."""
+    """Shard ends lie inside the steps, and no rank gets more, fewer or other rows than its share."""
     rows_per_step, steps = 480, 2  # 960 rows; a shard has about 60, an epoch about 240
     store = random_shards()
     expected = global_rows(store, 7, rows_per_step, 1, steps, 1)
@@ -138,7 +138,7 @@ def test_d5_all_ranks_together_see_exactly_the_global_rows(world, micro_batch):
 
 
 def test_d2_sixteen_ranks_and_ten_documents():
-    """PITFALLS D2: less text than ranks; every rank gets rows, from further epochs."""
+    """Less text than ranks; every rank gets rows, from further epochs."""
     store = Shards([[5] * 6, [5] * 4])
     rows = global_rows(store, 0, 32, 1, 2, 16)
     assert len(rows) == 64
@@ -153,7 +153,7 @@ def test_rows_do_not_depend_on_the_division_of_a_step():
 
 
 def test_d3_after_the_last_row_the_next_epoch_begins_reshuffled():
-    """PITFALLS D3: no hang and no short batch at the end of the data; the pass is counted."""
+    """No hang and no short batch at the end of the data; the pass is counted."""
     store = random_shards(count=3, documents=8)
     order = RowOrder(store, 16, "best_fit_tail", seed=0)
     per_epoch = order.rows_in_epoch()
@@ -173,13 +173,13 @@ def test_d3_after_the_last_row_the_next_epoch_begins_reshuffled():
 
 
 def test_d3_one_row_in_the_whole_corpus_is_repeated_for_ever():
-    """PITFALLS D3: a batch larger than the corpus spans several epochs."""
+    """A batch larger than the corpus spans several epochs."""
     rows = global_rows(Shards([[5]]), 0, 8, 4, 2, 2)
     assert len({str(row) for row in rows}) == 1
 
 
 def test_d4_a_resumed_run_goes_on_with_the_very_next_row():
-    """PITFALLS D4: the cursor is one number, also with another division into ranks and micro-batches."""
+    """The cursor is one number, also with another division into ranks and micro-batches."""
     whole = global_rows(random_shards(), 0, 24, 4, 10, 1)
     for done in (1, 4, 9):
         resumed = global_rows(random_shards(), 24 * done, 24, 2, 10 - done, 3)
@@ -269,7 +269,7 @@ def test_a_part_of_validation_is_spread_over_the_split():
 
 
 def test_e3_fewer_validation_rows_than_one_batch():
-    """PITFALLS E3: one batch, its missing rows filled with ignored targets."""
+    """One batch, its missing rows filled with ignored targets."""
     batches = list(FixedRows(Shards([[5]]), BOS, 16).batches(micro_batch=8))
     assert len(batches) == 1
     assert batches[0].inputs.shape == (8, 16)
@@ -279,7 +279,7 @@ def test_e3_fewer_validation_rows_than_one_batch():
 
 
 def test_d6_rows_are_read_from_beyond_2_to_the_31():
-    """PITFALLS D6: a shard of 2^31 tokens and more, as a view that costs no memory."""
+    """A shard of 2^31 tokens and more, as a view that costs no memory."""
     count = (1 << 31) + 100
     flat = np.lib.stride_tricks.as_strided(np.array([9], np.uint16), (count,), (0,), writeable=False)
     shard = TokenShard(Path(), flat, np.array([0, 1 << 31, count]), 0, 0)

@@ -221,7 +221,7 @@ def test_a_document_longer_than_a_row_gives_whole_rows():
 
 
 def test_d9_oversize_documents_never_clog_the_packer():
-    """PITFALLS D9: every document four times the row, and still no row is empty and none is all padding."""
+    """Every document four times the row, and still no row is empty and none is all padding."""
     for packer in PACKERS:
         plan = pack(np.full(3000, 2048), 513, packer)
         assert plan.utilisation > 0.99
@@ -229,7 +229,7 @@ def test_d9_oversize_documents_never_clog_the_packer():
 
 
 def test_d6_positions_beyond_32_bits():
-    """PITFALLS D6: documents of 3 billion tokens, and 10.25 billion in one shard."""
+    """Documents of 3 billion tokens, and 10.25 billion in one shard."""
     lengths = np.array([3_000_000_000, 3_000_000_000, 4_250_000_000])
     plan = pack(lengths, (1 << 16) + 1, "best_fit_tail")
     assert plan.tokens_in == 10_250_000_000

@@ -67,7 +67,7 @@ def is_right(moved: Batch) -> bool:
 
 
 def test_d10_a_pinned_buffer_is_never_overwritten_while_its_copy_is_queued():
-    """PITFALLS D10: even on a device that is as late as it may be, every batch arrives as it was sent."""
+    """Even on a device that is as late as it may be, every batch arrives as it was sent."""
     staging = Staging(LateLink())
     sent = [staging.send(batch(number)) for number in range(9)]
     assert all(is_right(staging.receive(one)) for one in sent)
@@ -75,7 +75,7 @@ def test_d10_a_pinned_buffer_is_never_overwritten_while_its_copy_is_queued():
 
 
 def test_d10_without_the_event_the_same_device_mixes_batches():
-    """PITFALLS D10: the test above has teeth; this is the fault that it would catch."""
+    """The test above has teeth; this is the fault that it would catch."""
     staging = Staging(LateLink(guarded=False))
     sent = [staging.send(batch(number)) for number in range(9)]
     right = [is_right(staging.receive(one)) for one in sent]
@@ -83,7 +83,7 @@ def test_d10_without_the_event_the_same_device_mixes_batches():
 
 
 def test_d10_two_buffers_let_one_be_filled_while_the_other_is_copied():
-    """PITFALLS D10: the host waits for a copy only when both buffers are in use."""
+    """The host waits for a copy only when both buffers are in use."""
     staging = Staging(LateLink())
     staging.send(batch(0))
     staging.send(batch(1))
@@ -101,7 +101,7 @@ def test_a_batch_of_another_shape_gets_another_buffer():
 
 
 def test_t14_the_device_type_decides(monkeypatch):
-    """PITFALLS T14: cuda:1 is pinned, mps and cpu are not."""
+    """A device such as cuda:1 is pinned, mps and cpu are not."""
     monkeypatch.setattr(prefetch, "CudaLink", lambda device: LateLink())
     for name, kind in (("cuda", Staging), ("cuda:1", Staging), ("mps", Direct), ("cpu", Direct)):
         assert type(mover(torch.device(name))) is kind

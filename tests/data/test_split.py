@@ -35,7 +35,7 @@ def test_one_document_in_twenty_is_held_out():
 
 @given(st.sets(st.text(st.characters(codec="utf-8"), min_size=1), min_size=1, max_size=60))
 def test_no_corpus_leaves_a_side_empty(names):
-    """PITFALLS D1: with few documents or one, both sides still have text, and the rule used is said."""
+    """With few documents or one, both sides still have text, and the rule used is said."""
     train, val, rule = dealt(sorted(names))
     assert train
     assert val

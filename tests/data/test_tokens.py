@@ -122,13 +122,13 @@ def test_progress_counts_bytes_of_text_up_to_the_hint(source, tokenizer):
 
 
 def test_d1_a_corpus_with_one_shard_trains(tmp_path, tokenizer):
-    """PITFALLS D1: the source declares its split; one training shard is enough."""
+    """The source declares its split; one training shard is enough."""
     source = Texts(tmp_path, {"train_0": ["abc"], "val_0": ["x"]})
     assert TokenStore(source, tokenizer, "train").shard(0).n_documents == 1
 
 
 def test_d7_missing_validation_shard_is_an_error(tmp_path, tokenizer):
-    """PITFALLS D7: no training shard becomes validation."""
+    """No training shard becomes validation."""
     source = Texts(tmp_path, {"train_0": ["abc"], "train_1": ["abc"]})
     with pytest.raises(UserError, match="fake-0a1b has no val shard: no other shard may stand in for it"):
         TokenStore(source, tokenizer, "val")
@@ -137,7 +137,7 @@ def test_d7_missing_validation_shard_is_an_error(tmp_path, tokenizer):
 
 
 def test_d6_more_than_2_to_the_31_tokens_in_a_file_over_4_gib(tmp_path, tokenizer):
-    """PITFALLS D6: Arrow's own header and footer around a sparse body; what lies beyond 32 bits is read from there."""
+    """Arrow's own header and footer around a sparse body; what lies beyond 32 bits is read from there."""
     count = (1 << 31) + 5000
     offsets = np.array([0, 1 << 31, (1 << 31) + 4990, count])
     with open(tmp_path / "body", "wb") as body:
@@ -255,7 +255,7 @@ def test_damage_is_one_line_for_a_person(tmp_path, tokenizer):
 
 
 def test_c5_tokens_of_another_tokenizer_are_refused(source, tokenizer):
-    """PITFALLS C5: also where the folder's name would allow it, and the file stays as it is."""
+    """Also where the folder's name would allow it, and the file stays as it is."""
     store = TokenStore(source, tokenizer, "train")
     path = store.shard(0).path
     other = Tokenizer([*BYTES, b"sh", b"fi"])

@@ -1,4 +1,4 @@
-"""Parameters: what papermill injects is held to what the notebook declares (PITFALLS N1, N2)."""
+"""Parameters: what papermill injects is held to what the notebook declares."""
 
 import subprocess
 import sys

@@ -72,6 +72,20 @@ def test_settling_touches_nothing(on_cpu, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["dept", "Depth"])
+def test_a_parameter_added_to_the_cell_is_refused_with_the_nearest_right_one(name):
+    with pytest.raises(UserError, match=f"unknown parameter '{name}': did you mean 'depth'"):
+        settle(**{name: 6})
+
+
+def test_a_renamed_or_removed_parameter_is_refused_in_one_line():
+    without = {name: value for name, value in DEFAULTS.items() if name != "seed"}
+    with pytest.raises(UserError, match="unknown parameter 'sede': did you mean 'seed'"):
+        pretrain.settle(**without, sede=0, begun=0.0)
+    with pytest.raises(UserError, match="parameter 'seed' is missing"):
+        pretrain.settle(**without, begun=0.0)
+
+
 def test_an_unbuilt_wish_is_refused_before_the_plan(monkeypatch):
     monkeypatch.setenv("NANOLEARN_SIMULATE", "8 x NVIDIA H100 80GB HBM3")
     with pytest.raises(UserError, match="attention=flash is not built yet"):
@@ -133,6 +147,7 @@ def test_the_report_draws_what_the_records_say(on_cpu, shown):
     assert fig.axes[0].lines[0].get_ydata().tolist() == [7.0, 6.0, 5.0, 4.0, 3.0]
     assert "7.00 and ends at 3.00" in words["caption"]
     assert "1.61" in words["alt"]
+    assert [axes.get_ylabel() for axes in fig.axes] == ["loss (nats per token)", "loss (bits per byte)"]
 
 
 @pytest.mark.parametrize(("scale", "unit"), [(1, "seconds"), (10, "minutes"), (100, "hours")])

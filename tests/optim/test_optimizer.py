@@ -84,7 +84,7 @@ def test_t5_a_missing_gradient_is_a_zero_gradient():
 
 
 def test_t12_state_and_tables_are_fp32_so_that_small_updates_add_up():
-    # FACTS: value .5, rate 5e-4, 1,000 equal steps: bf16 never moves, fp32 ends near 0.
+    # A weight of .5, rate 5e-4, 1,000 equal steps: bf16 never moves, fp32 ends near 0.
     model = materialize(CONFIG, "cpu", 0, torch.bfloat16)
     rates = Rates(**(asdict(RATES) | {"token_table": 5e-4}))
     optimizer = Optimizer(model, rates)

@@ -35,6 +35,13 @@ def test_the_page_of_depth_24_says_everything():
     assert "REFUSED" not in text
 
 
+def test_windows_that_are_all_full_are_said_to_be():
+    short = make_plan(Recipe.from_depth(4, "laptop", sequence_len=128), Execution(), CPU, cpu_flops=1e11).text()
+    long = make_plan(Recipe.from_depth(4, "laptop", sequence_len=256), Execution(), CPU, cpu_flops=1e11).text()
+    assert "windows SSSL (all full: rows of 128)" in " ".join(short.split())
+    assert "all full" not in long
+
+
 def test_lines_fit_and_numbers_keep_their_units():
     for recipe, machine in ((Recipe.from_depth(40), named("H100")), (Recipe.from_depth(4, "laptop"), CPU)):
         lines = make_plan(recipe, Execution(), machine, cpu_flops=1e11).text().splitlines()
