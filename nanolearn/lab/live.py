@@ -55,6 +55,8 @@ class Curves:
     def __init__(self, history: Iterable[dict] = ()) -> None:
         self.loss: list[tuple[int, int, float]] = []
         self.bits: list[tuple[int, int, float]] = []
+        self.final: list[tuple[int, int, float]] = []
+        self.rows = 0  # of a validation on the way
         for record in history:
             self.add(record)
 
@@ -63,9 +65,12 @@ class Curves:
         if kind == "step" and record["loss"] is not None:  # a step that gave no number is a gap, not a zero
             self.loss.append((record["step"], record["tokens"], record["loss"]))
         elif kind == "validation":
-            self.bits.append((record["step"], record["tokens"], record["bpb"]))
+            # The last validation reads more text than those on the way: another measurement, so no part of the curve.
+            self.rows = min(record.get("rows", 0), self.rows or record.get("rows", 0))
+            kept = self.bits if record.get("rows", 0) == self.rows else self.final
+            kept.append((record["step"], record["tokens"], record["bpb"]))
         elif kind == "start":  # a resume: steps beyond it belong to a history that is gone
-            for points in (self.loss, self.bits):
+            for points in (self.loss, self.bits, self.final):
                 points[:] = [point for point in points if point[0] <= record["step"]]
 
     def draw(self, loss_axes: Axes, bits_axes: Axes) -> None:
@@ -76,7 +81,9 @@ class Curves:
         _, tokens, loss = columns(self.loss)
         loss_axes.plot(*thin(tokens, loss), color=plots.BLUE)
         _, tokens, bits = columns(self.bits)
-        bits_axes.plot(tokens, bits, color=plots.ORANGE, marker="o", markersize=4)
+        bits_axes.plot(tokens, bits, color=plots.ORANGE, marker="o", markersize=4, label="a part, on the way")
+        _, tokens, bits = columns(self.final)
+        bits_axes.plot(tokens, bits, color=plots.VERMILION, marker="*", markersize=10, linestyle="", label="at the end")
         for axes in (loss_axes, bits_axes):
             axes.relim()
             axes.autoscale_view()

@@ -209,12 +209,14 @@ def curves(run: Settled, guess: float) -> None:
     for part in axes:
         part.legend(loc="center right")
     first, last = points.loss[0][2], points.loss[-1][2]
+    measured = ", ".join(f"{bits:.2f}" for _, _, bits in points.bits + points.final) or "not measured"
     plots.show(
         fig,
         caption=f"The loss begins at {first:.2f} and ends at {last:.2f} nats per token. "
-        "Validation text is never trained on; bits per byte can be compared between tokenizers.",
+        "Validation text is never trained on; bits per byte can be compared between tokenizers. Points are measured on "
+        "a small part of it, the star on more, so the star may lie beside the curve.",
         alt=f"Left: training loss against tokens seen, falling from {first:.2f} to {last:.2f}. Right: bits per byte "
-        f"on validation text, {', '.join(f'{bits:.2f}' for _, _, bits in points.bits) or 'not measured'}.",
+        f"on validation text, {measured}.",
     )
 
 
