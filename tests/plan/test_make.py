@@ -228,7 +228,7 @@ def test_t15_rows_that_the_processes_cannot_share_are_refused():
     [
         {},
         {"steps": 2000},
-        {"steps": 900, "data": "climbmix", "window": "L", "sequence_len": 512},
+        {"steps": 901, "data": "climbmix", "window": "L", "sequence_len": 512},
         {"batch_tokens": 8192, "vocab_size": 8192},
         {"head_dim": 32},
         {"n_layer": 12},
