@@ -21,9 +21,10 @@ pretrain:  ## pre-train a GPT through notebooks/07_pretrain.ipynb; ARGS='-p dept
 	@$(BIN)/papermill --log-output --no-progress-bar notebooks/07_pretrain.ipynb out/07_pretrain.ipynb $(ARGS)
 	@$(BIN)/python exec/where.py out/07_pretrain.ipynb
 
-test:  ## check style, then run the fast tests and the slow ones
+test:  ## check style and types, then run the fast tests and the slow ones
 	$(call install,dev)
 	@$(BIN)/ruff check .
+	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q -m "not slow"
 	@$(BIN)/python -m pytest -q -m slow
 

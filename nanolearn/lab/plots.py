@@ -16,6 +16,7 @@ import matplotlib
 from IPython.display import display
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.rcsetup import cycler
 from matplotlib.ticker import EngFormatter
 
 # Okabe and Ito's palette (jfly.uni-koeln.de/color, 2008), told apart with any colour vision; the order
@@ -26,7 +27,7 @@ GREY = "#6B6B6B"
 WIDTH, HEIGHT = 7.2, 3.2  # inches; 7.2 fills the text column of the book at its 72 dots an inch
 
 STYLE: Any = {
-    "axes.prop_cycle": matplotlib.cycler(color=PALETTE),
+    "axes.prop_cycle": cycler(color=PALETTE),
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,

@@ -122,7 +122,7 @@ class Attention(nn.Module):
         q = self.q(x).view(B, T, self.n_head, self.head_dim)  # (B, T, H, D)
         k = self.k(x).view(B, T, self.n_kv_head, self.head_dim)
         v = self.v(x).view(B, T, self.n_kv_head, self.head_dim)
-        if self.value_gate is not None:
+        if self.value_gate is not None and value is not None:
             gate = 3.0 * torch.sigmoid(self.value_gate(x[..., :VALUE_GATE_INPUTS]))  # (B, T, KV)
             v = v + gate.unsqueeze(-1) * value.view_as(v)
         # A rotation keeps the norm, so normalising first is the same as after it, and spares a copy.

@@ -63,7 +63,7 @@ class Optimizer:
     def __init__(self, model: GPT, rates: Rates) -> None:
         self.rates = rates
         self.named = dict(model.named_parameters())
-        self.stacks: dict[tuple[int, int], list[str]] = defaultdict(list)
+        self.stacks: dict[tuple[int, ...], list[str]] = defaultdict(list)
         self.adam_names: list[str] = []
         for name, p in self.named.items():
             if name.startswith("blocks.") and p.ndim == 2:
@@ -100,7 +100,7 @@ class Optimizer:
         return torch.zeros_like(p) if p.grad is None else p.grad
 
     def _muon_step(self, names: list[str], rate: float, momentum: float, decay: float) -> None:
-        weights = [self.named[name] for name in names]
+        weights: list[Tensor] = [self.named[name] for name in names]
         gradient = torch.stack([self._gradient(name).to(weights[0].dtype) for name in names])  # (n, rows, cols)
         buffer, second_moment = (self.state[f"stack.{names[0]}.{s}"] for s in ("momentum", "second_moment"))
         update = muon_update(gradient, buffer, second_moment, momentum)
@@ -113,9 +113,10 @@ class Optimizer:
 
     def _adam_step(self, name: str, rate_scale: float) -> None:
         group = ADAM_GROUPS[name.split(".")[0]]
-        slots = [[self.state[f"{name}.{slot}"]] for slot in ("exp_avg", "exp_avg_sq")]
+        exp_avg, exp_avg_sq, step = (self.state[f"{name}.{slot}"] for slot in ("exp_avg", "exp_avg_sq", "step"))
         adamw(
-            [self.named[name]], [self._gradient(name)], *slots, [], [self.state[f"{name}.step"]],
+            params=[self.named[name]], grads=[self._gradient(name)],
+            exp_avgs=[exp_avg], exp_avg_sqs=[exp_avg_sq], max_exp_avg_sqs=[], state_steps=[step],
             fused=True, amsgrad=False, maximize=False, eps=ADAM_EPS,
             beta1=group.betas[0], beta2=group.betas[1], weight_decay=group.decay,
             lr=rate_scale * getattr(self.rates, group.rate),

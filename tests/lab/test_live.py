@@ -165,6 +165,8 @@ def test_it_works_outside_a_notebook(capsys):
 
 def test_a_validation_over_more_text_is_no_part_of_the_curve():
     few = {"kind": "validation", "step": 5, "tokens": 50, "bpb": 2.5, "rows": 6}
-    points = live.Curves([few, few | {"step": 10, "tokens": 100, "bpb": 2.4}, few | {"step": 10, "tokens": 100, "rows": 60}])
+    points = live.Curves(
+        [few, few | {"step": 10, "tokens": 100, "bpb": 2.4}, few | {"step": 10, "tokens": 100, "rows": 60}]
+    )
     assert [bits for _, _, bits in points.bits] == [2.5, 2.4]
     assert [bits for _, _, bits in points.final] == [2.5]
