@@ -12,17 +12,14 @@ Two rules hold for all packers, so that every row fills exactly `capacity` token
   row holds at least one token of text, so a row of nothing but padding can't exist.
 """
 
-import heapq
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
+from nanolearn.data.best_fit import Pieces, best_fit_crop, best_fit_pad, best_fit_tail
 from nanolearn.errors import UserError
-
-BUFFER = 1000  # documents that a best-fit packer chooses from: the published buffer
-Pieces = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # row_first (R,); doc, start, length (P,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,139 +143,6 @@ def greedy_crop(lengths: np.ndarray, capacity: int) -> Pieces:
     kept = lengths.copy()
     kept[cut] -= np.maximum(np.diff(end[cut], prepend=0) - capacity, 0)
     return row_first, np.arange(n), np.zeros(n, dtype=np.int64), kept
-
-
-class _Buffer:
-    """Documents that wait to be packed, on one shelf per size, and behind them the rest of the queue.
-
-    Byte s of `full` is 1 while shelf s holds something, so "the largest size of at most r" is one search for
-    a byte from r down: for 2,049 sizes about 0.1 us, a fraction of what bisecting 1,000 sorted documents
-    costs. Sizes above the capacity can't fit any row: they wait in a heap.
-    """
-
-    def __init__(self, sizes: list[int], capacity: int, buffer: int) -> None:
-        self.sizes, self.capacity, self.buffer = sizes, capacity, buffer
-        self.arrived, self.held = 0, 0
-        self.shelves: list[list[int]] = [[] for _ in range(capacity + 1)]
-        self.full = bytearray(capacity + 1)
-        self.oversize: list[tuple[int, int]] = []
-
-    def refill(self) -> None:
-        """Take documents from the queue until the buffer is full again."""
-        sizes, shelves, full, capacity = self.sizes, self.shelves, self.full, self.capacity
-        first, end = self.arrived, min(self.arrived + self.buffer - self.held, len(sizes))
-        for item in range(first, end):
-            size = sizes[item]
-            if size > capacity:
-                heapq.heappush(self.oversize, (size, item))
-            else:
-                shelves[size].append(item)
-                full[size] = 1
-        self.arrived, self.held = end, self.held + end - first
-
-    def fill(self, room: int, row: list[int]) -> int:
-        """Append the largest document that fits, again and again; returns the room that is left."""
-        shelves, full, before = self.shelves, self.full, len(row)
-        largest_up_to, take = full.rfind, row.append
-        while (size := largest_up_to(1, 0, room + 1)) > 0:
-            shelf = shelves[size]
-            take(shelf.pop())
-            if not shelf:
-                full[size] = 0
-            room -= size
-        self.held -= len(row) - before
-        return room
-
-    def crop_longest(self, room: int) -> tuple[int, int]:
-        """Take `room` tokens of the longest document, leave its tail: (item, size before). None is oversize."""
-        size = self.full.rfind(1)
-        shelf = self.shelves[size]
-        item = shelf.pop()
-        if not shelf:
-            self.full[size] = 0
-        tail = self.sizes[item] = size - room + 1
-        self.shelves[tail].append(item)
-        self.full[tail] = 1
-        return item, size
-
-    def crop_shortest(self, room: int) -> tuple[int, int]:
-        """Remove the shortest document, an oversize one only if there is no other: (item, size)."""
-        self.held -= 1
-        if (size := self.full.find(1)) < 0:
-            size, item = heapq.heappop(self.oversize)
-            return item, size
-        item = self.shelves[size].pop()
-        self.full[size] = bool(self.shelves[size])
-        return item, size
-
-
-Crop = Callable[[_Buffer, int], tuple[int, int]]
-
-
-def _best_fit(sizes: np.ndarray, capacity: int, buffer: int, crop: Crop | None) -> Pieces:
-    """Row by row, the largest document that fits; then `crop`, if given, fills the room that is left."""
-    waiting = _Buffer(sizes.tolist(), capacity, buffer)
-    items: list[int] = []
-    rows, cut_at, cut_from, cut_to = [], [], [], []
-    waiting.refill()
-    while waiting.held:
-        rows.append(len(items))
-        room = waiting.fill(capacity, items)
-        while not waiting.held and waiting.arrived < len(sizes):  # one row can hold more than the buffer
-            waiting.refill()
-            room = waiting.fill(room, items)
-        if room > 1 and crop and waiting.held:
-            item, size = crop(waiting, room)
-            cut_at.append(len(items))
-            cut_from.append(size)
-            cut_to.append(room)
-            items.append(item)
-        waiting.refill()
-    item_of = np.array(items, dtype=np.int64)  # (P,)
-    # A tail is what is left at the document's end, so its size says where it starts.
-    left = np.array(waiting.sizes, dtype=np.int64)[item_of]
-    left[cut_at] = cut_from
-    used = left.copy()
-    used[cut_at] = cut_to
-    return np.array(rows, dtype=np.int64), item_of, sizes[item_of] - left, used - 1
-
-
-def best_fit_crop(lengths: np.ndarray, capacity: int, buffer: int = BUFFER) -> Pieces:
-    """The published best fit: when nothing fits, the SHORTEST document is cropped and its rest lost.
-
-    No row is padded, but documents longer than a row collect in the buffer, and the loss grows with time.
-    """
-    return _best_fit(lengths + 1, capacity, buffer, _Buffer.crop_shortest)
-
-
-def best_fit_pad(lengths: np.ndarray, capacity: int, buffer: int = BUFFER) -> Pieces:
-    """When nothing fits, the row is padded; a document longer than a row is cropped to one row.
-
-    No document goes on in another row, so it loses just the floor: what long documents hold beyond one row.
-    """
-    return _best_fit(np.minimum(lengths + 1, capacity), capacity, buffer, None)
-
-
-def best_fit_tail(lengths: np.ndarray, capacity: int, buffer: int = BUFFER) -> Pieces:
-    """When nothing fits, the LONGEST document is cropped and its tail returns to the buffer: nothing is lost.
-
-    A document longer than a row first gives whole rows (the first rows of the plan), which keeps its context
-    in one piece and needs no loop; only its rest is packed.
-    """
-    width = capacity - 1
-    whole, rest = np.divmod(lengths, width)
-    n_whole = int(whole.sum())
-    whole_doc = np.repeat(np.arange(len(lengths)), whole)
-    whole_start = width * (np.arange(n_whole) - np.repeat(np.cumsum(whole) - whole, whole))
-    rest_doc = np.flatnonzero(rest)
-    row_first, item, start, length = _best_fit(rest[rest_doc] + 1, capacity, buffer, _Buffer.crop_longest)
-    doc = rest_doc[item]
-    return (
-        np.append(np.arange(n_whole), n_whole + row_first),
-        np.append(whole_doc, doc),
-        np.append(whole_start, width * whole[doc] + start),
-        np.append(np.full(n_whole, width), length),
-    )
 
 
 PACKERS: dict[str, Callable[[np.ndarray, int], Pieces]] = {

@@ -1,14 +1,10 @@
 """Packing plans against naive packers, their promises over random lengths, and the published numbers."""
 
-import time
-from bisect import bisect_left, insort
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nanolearn.data import packing
 from nanolearn.data.packing import PACKERS, Plan, pack
 from nanolearn.errors import UserError
 
@@ -30,43 +26,6 @@ def rows_of(plan: Plan) -> list[list[tuple[int, int, int]]]:
     return [[p for p in pieces[a:b] if p[2]] for a, b in zip(bounds, bounds[1:], strict=False)]
 
 
-def naive_best_fit(lengths: list[int], capacity: int, buffer: int, rule: str) -> list[list[tuple[int, int, int]]]:
-    """Best fit as it is told: a list, linear scans, one decision at a time. Of equal sizes the newest is taken."""
-    queue = [[doc, 0, length] for doc, length in enumerate(lengths) if length]
-    rows, waiting = [], []
-    if rule == "pad":
-        queue = [[doc, 0, min(length, capacity - 1)] for doc, _, length in queue]
-    if rule == "tail":
-        rows = [[(d, s, capacity - 1)] for d, _, n in queue for s in range(0, n - capacity + 2, capacity - 1)]
-        queue = [[d, n - n % (capacity - 1), n % (capacity - 1)] for d, _, n in queue if n % (capacity - 1)]
-    while queue or waiting:
-        while queue and len(waiting) < buffer:
-            waiting.append(queue.pop(0))
-        row, room = [], capacity
-        while True:
-            fitting = [i for i, (_, _, length) in enumerate(waiting) if length + 1 <= room]
-            if fitting:
-                piece = waiting.pop(max(fitting, key=lambda i: (waiting[i][2], i)))
-                row.append(tuple(piece))
-                room -= piece[2] + 1
-            elif not waiting and queue:
-                while queue and len(waiting) < buffer:
-                    waiting.append(queue.pop(0))
-            else:
-                break
-        if room > 1 and waiting and rule != "pad":
-            choose = min if rule == "crop" else max
-            index = choose(range(len(waiting)), key=lambda i: (waiting[i][2], -i if rule == "crop" else i))
-            if rule == "crop" and waiting[index][2] + 1 > capacity:  # of equal oversize ones, the oldest
-                index = min(range(len(waiting)), key=lambda i: (waiting[i][2], i))
-            doc, start, length = waiting.pop(index)
-            row.append((doc, start, room - 1))
-            if rule == "tail":
-                waiting.append([doc, start + room - 1, length - room + 1])
-        rows.append(row)
-    return rows
-
-
 def naive_in_order(lengths: list[int], capacity: int, keep_tail: bool) -> list[list[tuple[int, int, int]]]:
     """Documents in order, token by token of room; the tail goes on in the next row or is thrown away."""
     rows, room = [], 0
@@ -81,19 +40,6 @@ def naive_in_order(lengths: list[int], capacity: int, keep_tail: bool) -> list[l
             room -= taken + 1
             start = start + taken if keep_tail else length
     return rows
-
-
-@settings(max_examples=80, deadline=None)
-@given(LENGTHS, CAPACITY, st.sampled_from(["crop", "pad", "tail"]), st.sampled_from([1, 3, 1000]))
-def test_best_fit_equals_the_naive_one(lengths, capacity, rule, buffer):
-    present = np.flatnonzero(lengths)
-    naive = naive_best_fit(lengths[present].tolist(), capacity, buffer, rule)
-    if not len(present):
-        assert naive == []
-        return
-    pieces = getattr(packing, f"best_fit_{rule}")(lengths[present], capacity, buffer)
-    plan = packing._finish(pieces, np.arange(len(present)), capacity, int(lengths.sum()))
-    assert rows_of(plan) == naive
 
 
 @settings(max_examples=80, deadline=None)
@@ -172,49 +118,6 @@ def test_the_published_losses_of_web_text():
     assert plans["concatenate"].continued_rows > 0.98 * plans["concatenate"].n_rows
 
 
-def loss_so_far(pieces: packing.Pieces, lengths: np.ndarray, rows: int) -> float:
-    """Share of the tokens thrown away, of the documents that the first rows used up."""
-    row_first, doc, _, length = pieces
-    used = slice(0, row_first[rows])
-    return 1 - length[used].sum() / lengths[doc[used]].sum()
-
-
-def test_best_fit_with_crop_decays_as_long_documents_fill_its_buffer():
-    """Simulated before: 1.7% lost over the first 300 rows, 25% after 20,000 with a buffer of 1,000, 30% with 100."""
-    lengths = web_text(90_000, 1.0545)
-    by_buffer = {buffer: packing.best_fit_crop(lengths, 2049, buffer) for buffer in (100, 1000)}
-    losses = [loss_so_far(by_buffer[1000], lengths, rows) for rows in (300, 3000, 20_000)]
-    assert losses[0] < 0.03
-    assert losses[0] < losses[1] < losses[2]
-    assert 0.20 < losses[2] < 0.30
-    assert losses[2] < loss_so_far(by_buffer[100], lengths, 20_000) < 0.36
-
-
-def test_tail_returned_continues_less_than_one_piece_a_row():
-    """Cropping the longest and returning its tail loses nothing, at about 0.92 continuations a row.
-
-    That is the rule without whole rows cut first, rebuilt here with a sorted list, after some 20,000 rows;
-    cutting whole rows first saves a quarter of the continuations.
-    """
-    lengths = web_text(60_000, 1.0545)
-    sizes = (lengths + 1).tolist()
-    waiting, queue = sorted(sizes[:1000]), iter(sizes[1000:])
-    rows = continued = 0
-    while waiting:
-        room, rows = 2049, rows + 1
-        while (i := bisect_left(waiting, room + 1) - 1) >= 0:
-            room -= waiting.pop(i)
-            if (size := next(queue, None)) is not None:
-                insort(waiting, size)
-        if room > 1 and waiting:
-            insort(waiting, waiting.pop() - room + 1)
-            continued += 1
-    assert abs(continued / rows - 0.92) < 0.03
-    plan = pack(lengths, 2049, "best_fit_tail")
-    assert plan.loss == 0
-    assert 0.60 < plan.continuations / plan.n_rows < 0.75
-
-
 def test_a_document_longer_than_a_row_gives_whole_rows():
     plan = pack(np.array([10, 25, 3]), 9, "best_fit_tail")
     assert rows_of(plan)[:4] == [[(0, 0, 8)], [(1, 0, 8)], [(1, 8, 8)], [(1, 16, 8)]]
@@ -255,32 +158,3 @@ def test_what_can_be_asked_for():
         pack(np.array([3]), 1)
     with pytest.raises(ValueError, match="no length negative"):
         pack(np.array([3, -1]), 9)
-
-
-def linear_scan(sizes: list[int], capacity: int, buffer: int) -> int:
-    """The published packer's own way: the largest fitting document by a scan of the buffer; counts rows."""
-    waiting, queue, rows = sizes[:buffer], iter(sizes[buffer:]), 0
-    while len(waiting) == buffer:
-        room, rows = capacity, rows + 1
-        while room > 0:
-            best = -1
-            for i, size in enumerate(waiting):
-                if size <= room and (best < 0 or size > waiting[best]):
-                    best = i
-            if best < 0:
-                best = min(range(len(waiting)), key=waiting.__getitem__)
-            room -= waiting.pop(best)
-            if (size := next(queue, None)) is not None:
-                waiting.append(size)
-    return rows
-
-
-def test_packing_is_much_faster_than_a_linear_scan():
-    """A sorted buffer packs 30 to 55 times as fast as a scan of 1,000; shelves are faster still."""
-    lengths = web_text(40_000, 1.0545)
-    sizes = (lengths[:1600] + 1).tolist()
-    start = time.process_time()
-    linear = linear_scan(sizes, 2049, 1000) / (time.process_time() - start)
-    start = time.process_time()
-    ours = pack(lengths, 2049, "best_fit_tail").n_rows / (time.process_time() - start)
-    assert ours > 20 * linear
