@@ -21,11 +21,11 @@ import torch
 from nanolearn import devices, hardware, host
 from nanolearn.data.hub import KNOWN
 from nanolearn.errors import UserError
+from nanolearn.execution import Execution
 from nanolearn.hardware import Machine
 from nanolearn.model.attention import describe
 from nanolearn.paths import cache_dir, home, runs_dir
 from nanolearn.presets import PRESETS, choose_preset
-from nanolearn.recipe import Execution
 from nanolearn.scaling import architecture
 
 LITTLE_DISK = 5e9  # bytes: below, a checkpoint or a corpus will not fit

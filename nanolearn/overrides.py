@@ -7,8 +7,10 @@ declare them.
 """
 
 import difflib
+import json
 import shlex
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
@@ -130,3 +132,14 @@ def _said(problem: ValidationError) -> str:
     wanted = [e["msg"].split(",")[0].removeprefix("Input should be ") for e in errors]
     wanted = [f"a number {said}" if said.startswith(("greater", "less")) else said for said in wanted]
     return "give " + " or ".join(dict.fromkeys(wanted)) if wanted else str(problem)
+
+
+def loaded(model: type[Model], path: Path) -> Model:
+    """A model from its JSON file. Raises UserError, naming what is wrong. Taught in chapter 07_pretrain."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as problem:
+        raise UserError(f"{path} can't be read as JSON ({problem})", "restore it, or start a new run") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{path} holds no {model.__name__}", "restore it, or start a new run")
+    return validated(model, values)

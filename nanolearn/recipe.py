@@ -1,4 +1,4 @@
-"""Recipe and Execution: what is learned, and how it is run.
+"""The recipe: what is learned.
 
 A Recipe decides the result: architecture, data, horizon, batch, rates, schedules, seed. It is frozen,
 hashed, saved as JSON, and must match on resume. An Execution decides only speed and comfort, and may change
@@ -12,17 +12,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model, model_validator
+from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
 
 from nanolearn import scaling
 from nanolearn.data.packing import PACKERS
 from nanolearn.errors import UserError
+from nanolearn.execution import Execution
 from nanolearn.flops import Shape
-from nanolearn.hardware import DTYPES, Machine, peak_flops, select
+from nanolearn.hardware import Machine, select
 from nanolearn.model.gpt import GPTConfig
 from nanolearn.optim.optimizer import Rates
 from nanolearn.optim.schedule import Schedule
-from nanolearn.overrides import bounded, nearest, parse, validated
+from nanolearn.overrides import bounded, loaded, nearest, parse, validated
 from nanolearn.presets import PRESETS, choose_data, choose_preset
 
 # Far above any run, and low enough that no count of weights, tokens or FLOPs leaves the range of a float.
@@ -172,7 +173,7 @@ class Recipe(BaseModel):
     @classmethod
     def load(cls, path: Path) -> "Recipe":
         """Read it back. Raises UserError, naming what is wrong."""
-        return _load(cls, path)
+        return loaded(cls, path)
 
 
 def _optional(kind: Any) -> tuple[Any, None]:
@@ -186,83 +187,6 @@ _DIALS |= {"tokens": _optional(Annotated[int, Field(le=10**18)]), "flops": _opti
 Dials: type[BaseModel] = create_model(  # type: ignore[call-overload]
     "Dials", __config__=ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False), **_DIALS
 )
-
-
-def _auto_as_zero(value: Any) -> Any:
-    return 0 if value == "auto" else value
-
-
-class Execution(BaseModel):
-    """How a recipe is run: never what it learns. "auto" (for micro_batch 0 as well) lets the plan decide, -1 stands
-    for "the usual".
-
-    >>> Execution(micro_batch=8).dtype, Execution(micro_batch="auto").micro_batch
-    ('auto', 0)
-
-    Taught in chapter 07_pretrain.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    device: str = "auto"
-    num_devices: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    # Rows at once on one device; "auto" is kept as 0.
-    micro_batch: Annotated[int, Field(ge=0), BeforeValidator(_auto_as_zero)] = 0
-    dtype: Literal["auto", "bfloat16", "float16", "float32", "bf16", "fp16", "fp32"] = "auto"
-    compile: Literal["auto"] | bool = "auto"  # auto: on a CPU and on Apple's GPUs off, else on where it can work
-    recompute: Literal["none", "1", "2"] = "none"  # 1: the MLP's hidden layer, 2: the whole block
-    master: Literal["fp32", "none"] = "fp32"
-    attention: str = "auto"
-    val_tokens: int = Field(default=-1, ge=-1)  # -1: the whole split, up to a cap; 0: off
-    val_every: int = Field(default=0, ge=0)
-    sample_every: int = Field(default=0, ge=0)
-    save_every: int = Field(default=0, ge=0)
-    keep_last: int = Field(default=2, ge=1, le=1_000_000)
-    resume_from: int = Field(default=-1, ge=-1)  # step of the checkpoint; -1: the newest complete one
-    max_hours: float = Field(default=0.0, ge=0)  # 0: no limit where there is an accelerator
-    max_passes: int = Field(default=4, ge=1)  # over the data, before a plan is refused
-    price: float = Field(default=0.0, ge=0)  # of a device for an hour; 0: the plan's stated one
-    peak_tflops: float = Field(default=0.0, ge=0)  # of one device; 0: from the table
-    tracker: Literal["none", "tensorboard", "trackio", "wandb", "mlflow"] = "none"
-    num_threads: int = Field(default=0, ge=0, le=4096)
-
-    def world(self, machine: Machine) -> int:
-        """How many processes train: one a device. A CPU may be asked for several, to try ranks out.
-
-        >>> Execution(num_devices=2).world(Machine("cuda", "two cards", count=2))
-        2
-
-        Raises UserError for more devices than there are.
-        """
-        machine = select(machine, self.device)
-        if self.num_devices == "auto":
-            return machine.count
-        if machine.type != "cpu" and self.num_devices > machine.count:
-            raise UserError(f"num_devices={self.num_devices} on {machine.label}", f"give {machine.count} or auto")
-        return self.num_devices
-
-    def peak(self, machine: Machine, dtype: str) -> float | None:
-        """Peak FLOP/s of one device: the user's figure, else the table's, else None (then no MFU is shown)."""
-        return self.peak_tflops * 1e12 if self.peak_tflops else peak_flops(machine.name, DTYPES.get(dtype, dtype))
-
-    def save(self, path: Path) -> None:
-        """Write it as JSON."""
-        path.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
-
-    @classmethod
-    def load(cls, path: Path) -> "Execution":
-        """Read it back. Raises UserError, naming what is wrong."""
-        return _load(cls, path)
-
-
-def _load(model: type[Any], path: Path) -> Any:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as problem:
-        raise UserError(f"{path} can't be read as JSON ({problem})", "restore it, or start a new run") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path} holds no {model.__name__}", "restore it, or start a new run")
-    return validated(model, values)
 
 
 _ELSEWHERE = {

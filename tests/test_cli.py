@@ -8,6 +8,7 @@ import nbformat
 import pytest
 
 from nanolearn import cli, paths
+from nanolearn.errors import UserError
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -98,7 +99,7 @@ def test_an_interrupt_is_130(monkeypatch):
     def interrupted(options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "_doctor", interrupted)
+    monkeypatch.setattr(cli.doctor, "_doctor", interrupted)
     assert cli.main(["doctor"]) == 130
 
 
@@ -147,9 +148,9 @@ def test_a_corpus_of_many_downloads_asks_how_many(monkeypatch):
         def shards(self, split):
             return ("v",) if split == "val" else tuple(f"t{i}" for i in range(100))
 
-    with pytest.raises(cli.UserError, match=r"100 shards, 100 GB.*--shards"):
-        cli._wanted(Large(), None)
-    assert cli._wanted(Large(), 2) == ["v", "t0", "t1"]
+    with pytest.raises(UserError, match=r"100 shards, 100 GB.*--shards"):
+        cli.data._wanted(Large(), None)
+    assert cli.data._wanted(Large(), 2) == ["v", "t0", "t1"]
 
 
 @pytest.fixture
@@ -174,7 +175,7 @@ def test_run_starts_papermill_and_passes_its_exit_code_on(capsys, chapter, monke
         seen.extend(command)
         return subprocess.CompletedProcess(command, 7)
 
-    monkeypatch.setattr(cli.subprocess, "run", papermill)
+    monkeypatch.setattr(cli.run.subprocess, "run", papermill)
     code, out, _ = run(capsys, "run", "7", "-p", "depth", "6", "-r", "overrides", "steps=5")
     assert code == 7
     assert seen[:3] == [sys.executable, "-m", "papermill"]
@@ -184,7 +185,7 @@ def test_run_starts_papermill_and_passes_its_exit_code_on(capsys, chapter, monke
 
 
 def test_n1_an_unknown_parameter_never_reaches_papermill(capsys, chapter, monkeypatch):
-    monkeypatch.setattr(cli.subprocess, "run", lambda command: pytest.fail("papermill was started"))
+    monkeypatch.setattr(cli.run.subprocess, "run", lambda command: pytest.fail("papermill was started"))
     for names in (("-p", "dept", "24"), ("-p", "depth", "24", "-r", "dept", "24")):
         code, _, err = run(capsys, "run", "07", *names)
         assert code == 2

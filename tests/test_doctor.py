@@ -9,8 +9,8 @@ from packaging.version import Version
 
 from nanolearn import doctor
 from nanolearn.errors import UserError
+from nanolearn.execution import Execution
 from nanolearn.hardware import Machine, named
-from nanolearn.recipe import Execution
 
 CPU = Machine("cpu", "a processor", memory=16 * 10**9)
 

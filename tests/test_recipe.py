@@ -12,11 +12,12 @@ from pydantic import ValidationError
 
 from nanolearn.data.packing import PACKERS
 from nanolearn.errors import UserError
+from nanolearn.execution import Execution
 from nanolearn.hardware import Machine, named
 from nanolearn.optim.optimizer import Rates
 from nanolearn.plan import make_plan
 from nanolearn.presets import PRESETS
-from nanolearn.recipe import Dials, Execution, Recipe, build, parse_overrides
+from nanolearn.recipe import Dials, Recipe, build, parse_overrides
 
 CPU = Machine("cpu", "a processor", memory=16 * 10**9)
 

@@ -16,6 +16,7 @@ import torch
 from nanolearn import hardware
 from nanolearn.data.sources import open_source
 from nanolearn.errors import UserError
+from nanolearn.execution import Execution
 from nanolearn.hardware import Machine
 from nanolearn.lab import live, params, plots
 from nanolearn.model.gpt import GPT
@@ -24,7 +25,7 @@ from nanolearn.overrides import validated
 from nanolearn.paths import runs_dir
 from nanolearn.plan import Plan, make_plan
 from nanolearn.presets import choose_data, choose_preset
-from nanolearn.recipe import Execution, Recipe, build
+from nanolearn.recipe import Recipe, build
 from nanolearn.tokenizer import Tokenizer
 from nanolearn.train import checkpoint, launch, records
 from nanolearn.train.identity import TOKENISE_NOW, open_data, refuse_unbuilt, set_aside

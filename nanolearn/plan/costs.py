@@ -14,11 +14,12 @@ from nanolearn import host
 from nanolearn.data.files import ROWS
 from nanolearn.data.sources import open_source
 from nanolearn.devices import find
+from nanolearn.execution import Execution
 from nanolearn.flops import per_token
 from nanolearn.hardware import Machine
 from nanolearn.model.gpt import GPTConfig
 from nanolearn.optim.muon import POLAR_EXPRESS
-from nanolearn.recipe import Execution, Recipe
+from nanolearn.recipe import Recipe
 from nanolearn.tokenizer import GROUP
 
 # Share of the bf16 peak that a plan assumes, until this code has been measured there.

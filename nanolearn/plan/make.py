@@ -5,12 +5,13 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from nanolearn.errors import UserError
+from nanolearn.execution import Execution
 from nanolearn.hardware import Machine, choose_dtype, select
 from nanolearn.plan import costs, memory, page
 from nanolearn.plan.ladder import Rung, climb
 from nanolearn.plan.plan import Plan
 from nanolearn.presets import PRESETS
-from nanolearn.recipe import Execution, Recipe
+from nanolearn.recipe import Recipe
 
 # Share of a device's memory that stays free. Apple's GPUs may use about three quarters of the host's.
 SPARE = {"cpu": 0.10, "cuda": 0.10, "mps": 0.30}

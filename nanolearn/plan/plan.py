@@ -5,13 +5,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from nanolearn.errors import UserError
+from nanolearn.execution import Execution
 from nanolearn.flops import per_token
 from nanolearn.hardware import Choice, Machine
 from nanolearn.plan import memory, page
 from nanolearn.plan.costs import Data, Speed
 from nanolearn.plan.ladder import Rung
 from nanolearn.plan.memory import Memory
-from nanolearn.recipe import Execution, Recipe
+from nanolearn.recipe import Recipe
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,23 @@ from nanolearn import distributed
 from nanolearn.data.sources import Source
 from nanolearn.data.tokens import TokenStore
 from nanolearn.errors import UserError
+from nanolearn.execution import Execution
 from nanolearn.fetch import replacing
-from nanolearn.recipe import Execution, Recipe
+from nanolearn.recipe import Recipe
 from nanolearn.tokenizer import DESCRIPTION, Tokenizer
 from nanolearn.train.checkpoint import check_identity
 from nanolearn.train.records import LOCK, only_writer
 
 RECIPE, EXECUTION, DATA, TOKENIZER = "recipe.json", "execution.json", "data.json", "tokenizer"
 TOKENISE_NOW = 100e6  # bytes of text up to which a corpus is tokenised before the first step
-BUILT = {"recompute": "none", "master": "fp32", "attention": "auto", "tracker": "none"}
+BUILT: dict[str, object] = {
+    "nodes": 1,
+    "disk_gb": 0.0,
+    "recompute": "none",
+    "master": "fp32",
+    "attention": "auto",
+    "tracker": "none",
+}
 
 
 def refuse_unbuilt(execution: Execution) -> None:

@@ -17,10 +17,11 @@ from torch.distributed.elastic.multiprocessing.errors import record
 from nanolearn import distributed
 from nanolearn.data.sources import Source, open_source, texts
 from nanolearn.errors import UserError
+from nanolearn.execution import Execution
 from nanolearn.fetch import locked
 from nanolearn.hardware import Machine, detect, select
 from nanolearn.paths import cache_dir
-from nanolearn.recipe import Execution, Recipe
+from nanolearn.recipe import Recipe
 from nanolearn.tokenizer import Tokenizer
 from nanolearn.tokenizer import train as train_tokenizer
 from nanolearn.train.agent import die_with_starter

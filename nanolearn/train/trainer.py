@@ -24,6 +24,7 @@ from nanolearn.data.prefetch import Prefetcher
 from nanolearn.data.sources import Source
 from nanolearn.errors import UserError
 from nanolearn.evaluate.bits import Bits, bits_per_byte
+from nanolearn.execution import Execution
 from nanolearn.fetch import replacing
 from nanolearn.hardware import Machine, choose_compile, choose_dtype, select, torch_device
 from nanolearn.inference.sample import generate
@@ -31,7 +32,7 @@ from nanolearn.model import attention
 from nanolearn.model.materialize import materialize
 from nanolearn.optim.optimizer import Optimizer
 from nanolearn.plan import choose_micro_batch
-from nanolearn.recipe import Execution, Recipe
+from nanolearn.recipe import Recipe
 from nanolearn.tokenizer import Tokenizer
 from nanolearn.train import checkpoint
 from nanolearn.train.checkpoint import MODEL, OPTIMIZER, Manifest, NotSaved

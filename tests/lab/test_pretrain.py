@@ -6,8 +6,9 @@ import time
 import pytest
 
 from nanolearn.errors import UserError
+from nanolearn.execution import Execution
 from nanolearn.lab import plots, pretrain
-from nanolearn.recipe import Execution, Recipe
+from nanolearn.recipe import Recipe
 from nanolearn.train import records
 from nanolearn.train.records import Result
 

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 from nanolearn import host
+from nanolearn.execution import Execution
 from nanolearn.hardware import Machine, named
 from nanolearn.model.gpt import GPTConfig
 from nanolearn.optim.muon import orthogonalise
 from nanolearn.paths import home
 from nanolearn.plan.costs import CPU_SHARE, TOKENISE_RATE, data, muon_flops, price, speed
-from nanolearn.recipe import Execution, Recipe
+from nanolearn.recipe import Recipe
 
 CPU = Machine("cpu", "a processor", memory=16 * 10**9)
 H100S = named("8 x NVIDIA H100 80GB HBM3")

@@ -9,10 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nanolearn.errors import UserError
+from nanolearn.execution import Execution
 from nanolearn.hardware import Machine, named, select
 from nanolearn.plan import choose_micro_batch, make_plan, page
 from nanolearn.plan.memory import estimate
-from nanolearn.recipe import Execution, Recipe, build, parse_overrides
+from nanolearn.recipe import Recipe, build, parse_overrides
 
 CPU = Machine("cpu", "a processor", memory=32 * 10**9)
 H100S = named("8 x NVIDIA H100 80GB HBM3")

@@ -4,10 +4,11 @@ import json
 
 import pytest
 
+from nanolearn.execution import Execution
 from nanolearn.hardware import Machine, named
 from nanolearn.plan import make_plan
 from nanolearn.plan.page import WIDTH, duration, render, significant, size
-from nanolearn.recipe import Execution, Recipe
+from nanolearn.recipe import Recipe
 
 CPU = Machine("cpu", "a processor", memory=16 * 10**9)
 

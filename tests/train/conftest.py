@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from nanolearn.data.sources import Source, open_source, texts
+from nanolearn.execution import Execution
 from nanolearn.hardware import cpu
-from nanolearn.recipe import Execution, Recipe
+from nanolearn.recipe import Recipe
 from nanolearn.tokenizer import Tokenizer
 from nanolearn.tokenizer import train as train_tokenizer
 from nanolearn.train import trainer

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from nanolearn.errors import UserError
-from nanolearn.recipe import Execution, Recipe
+from nanolearn.execution import Execution
+from nanolearn.recipe import Recipe
 from nanolearn.tokenizer import Tokenizer
 from nanolearn.train.identity import RECIPE, claim, kept_tokenizer, open_data, refuse_unbuilt, set_aside
 from nanolearn.train.records import only_writer

@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from nanolearn.errors import UserError
+from nanolearn.execution import Execution
 from nanolearn.hardware import cpu, detect
-from nanolearn.recipe import Execution, Recipe
+from nanolearn.recipe import Recipe
 from nanolearn.tokenizer import Tokenizer
 from nanolearn.train import launch as room
 from nanolearn.train.launch import SimulatedLaunch, launch, prepare

@@ -114,7 +114,8 @@ import os, signal, sys
 from pathlib import Path
 from nanolearn.data.sources import open_source
 from nanolearn.hardware import cpu
-from nanolearn.recipe import Execution, Recipe
+from nanolearn.execution import Execution
+from nanolearn.recipe import Recipe
 from nanolearn.tokenizer import Tokenizer
 from nanolearn.train.trainer import train
 
@@ -479,7 +480,8 @@ from pathlib import Path
 from nanolearn import distributed
 from nanolearn.data.sources import open_source
 from nanolearn.hardware import Choice, cpu
-from nanolearn.recipe import Execution, Recipe
+from nanolearn.execution import Execution
+from nanolearn.recipe import Recipe
 from nanolearn.tokenizer import Tokenizer
 from nanolearn.train import trainer
 

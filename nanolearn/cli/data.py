@@ -1,0 +1,112 @@
+"""`nanolearn data`: list, fetch, tokenise or look at text."""
+
+import argparse
+from typing import TYPE_CHECKING
+
+from nanolearn.errors import UserError
+
+if TYPE_CHECKING:
+    from nanolearn.data.sources import Source
+
+BOOK = ("embedded",)  # the corpora that the chapters need
+MUCH = 20e9  # bytes that nobody should fetch without having said how much
+SHOWN = 300  # characters of a document
+
+
+def add(commands: argparse._SubParsersAction) -> None:
+    """Declare the command.
+
+    >>> parser = argparse.ArgumentParser()
+    >>> add(parser.add_subparsers())
+    >>> parser.parse_args(["data", "fetch", "--book"]).book
+    True
+
+    Taught in chapter 07_pretrain.
+    """
+    command = commands.add_parser("data", help="list, fetch, tokenise or look at text")
+    actions = command.add_subparsers(title="actions", required=True, metavar="list | fetch | tokens | show")
+    actions.add_parser("list", help="the corpora that are known by name").set_defaults(command=_data_list)
+    fetch = actions.add_parser("fetch", help="download a corpus, so that training needs no network")
+    fetch.add_argument(
+        "name", nargs="?", help="embedded, climbmix, fineweb-edu, hf:ORGANISATION/NAME, a file or folder"
+    )
+    fetch.add_argument("--book", action="store_true", help="all that the book's chapters need")
+    fetch.set_defaults(command=_data_fetch)
+    tokens = actions.add_parser("tokens", help="train the tokenizer of a corpus and turn its text into tokens")
+    tokens.add_argument("name")
+    tokens.add_argument("--vocab-size", type=int, metavar="N", help="default: that of the laptop preset")
+    tokens.set_defaults(command=_data_tokens)
+    show = actions.add_parser("show", help="print the beginnings of some documents")
+    show.add_argument("name", nargs="?", default="embedded")
+    show.add_argument("--documents", type=int, default=3, metavar="N")
+    show.set_defaults(command=_data_show)
+    for action in (fetch, tokens):
+        action.add_argument("--shards", type=int, metavar="N", help="only the first N training shards")
+
+
+def _data_list(options: argparse.Namespace) -> int:
+    from nanolearn.data.hub import KNOWN
+    from nanolearn.data.sources import FORMS, open_source
+    from nanolearn.paths import cache_dir
+
+    for name in ("embedded", *KNOWN):
+        print(f"{name:14}{open_source(name).note}")
+    print(f"{FORMS}\nkept in {cache_dir()}")
+    return 0
+
+
+def _data_fetch(options: argparse.Namespace) -> int:
+    from nanolearn.data.sources import open_source
+
+    names = [*BOOK] if options.book else []
+    names += [options.name] if options.name else []
+    if not names:
+        raise UserError("no corpus is named", "give its name, or --book")
+    for name in names:
+        source = open_source(name)
+        print(source.note)
+        for shard in _wanted(source, options.shards):
+            print(source.path(shard), flush=True)
+    return 0
+
+
+def _wanted(source: "Source", limit: int | None) -> list[str]:
+    """The validation shards and the first training shards; a corpus of many downloads asks how many."""
+    train = source.shards("train")
+    size = (source.download_hint or 0) * len(train)
+    if limit is None and size > MUCH:
+        remedy = "say how many with --shards N; training fetches the ones it comes to by itself"
+        raise UserError(f"{source.name} has {len(train):,} shards, {size / 1e9:,.0f} GB", remedy)
+    return [*source.shards("val"), *train[:limit]]
+
+
+def _data_tokens(options: argparse.Namespace) -> int:
+    from nanolearn.data.sources import open_source
+    from nanolearn.data.tokens import TokenStore
+    from nanolearn.presets import PRESETS
+    from nanolearn.recipe import Recipe
+    from nanolearn.train.launch import prepare
+
+    _wanted(open_source(options.name), options.shards)
+    entries = PRESETS["laptop"].vocab_size if options.vocab_size is None else options.vocab_size
+    recipe = Recipe.from_depth(4, "laptop", data=options.name, vocab_size=entries)
+    source, tokenizer = prepare(recipe)
+    for split in ("train", "val"):
+        store = TokenStore(source, tokenizer, split, max_shards=options.shards if split == "train" else None)
+        store.prepare()
+        shards = [store.shard(index) for index in range(store.n_shards)]
+        tokens, size = sum(len(shard.flat) for shard in shards), sum(shard.text_bytes for shard in shards)
+        documents = sum(shard.n_documents for shard in shards)
+        print(f"{split:6}{documents:,} documents, {tokens:,} tokens, {size / max(tokens, 1):.2f} bytes a token")
+        print(f"{'':6}{store.path(0).parent}")
+    return 0
+
+
+def _data_show(options: argparse.Namespace) -> int:
+    from nanolearn.data.sources import open_source, texts
+
+    source = open_source(options.name)
+    print(source.note)
+    for number, text in zip(range(options.documents), texts(source), strict=False):
+        print(f"\n--- document {number}, {len(text.encode()):,} bytes\n{text[:SHOWN].strip()}")
+    return 0
