@@ -8,7 +8,7 @@ own backend.
 """
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -20,7 +20,6 @@ from nanolearn.errors import UserError
 
 # The others wait in a collective while rank 0 fetches and tokenises a corpus; torch's 10 to 30 minutes are too few.
 PATIENCE = timedelta(hours=2)
-BUCKET_BYTES = 64 << 20  # one collective costs a fixed latency: many small gradients travel as one
 
 T = TypeVar("T")
 
@@ -120,8 +119,10 @@ def reduce_sum_(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def gather(value: object) -> list:
+def gather(value: object, group: dist.ProcessGroup | None = None) -> list:
     """One (small) object of every rank, in rank order, on every rank. Taught in chapter 14_scaling_out.
+
+    `group` is another group of all ranks, for a thread beside the one that trains.
 
     >>> gather({"files": 2})
     [{'files': 2}]
@@ -129,7 +130,7 @@ def gather(value: object) -> list:
     if not dist.is_initialized():
         return [value]
     found: list = [None] * dist.get_world_size()
-    dist.all_gather_object(found, value)
+    dist.all_gather_object(found, value, group=group)
     return found
 
 
@@ -151,39 +152,3 @@ def on_main(work: Callable[[], T]) -> T:
     if refused:
         raise UserError(refused)
     return value
-
-
-def _buckets(gradients: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
-    buckets: list[list[torch.Tensor]] = []
-    room = 0
-    for gradient in gradients:
-        size = gradient.numel() * gradient.element_size()
-        if not buckets or size > room or gradient.dtype != buckets[-1][0].dtype:
-            buckets.append([])
-            room = BUCKET_BYTES
-        buckets[-1].append(gradient)
-        room -= size
-    return buckets
-
-
-@torch.no_grad()
-def sum_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Sum `.grad` over the ranks, in buckets, in place; called once a step, after the last micro-step.
-
-    A parameter that this rank did not touch takes part with zeros, so that no rank waits for another for
-    ever.
-
-    Taught in chapter 14_scaling_out.
-    """
-    if not dist.is_initialized():
-        return
-    gradients = []
-    for parameter in parameters:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        gradients.append(parameter.grad)
-    for bucket in _buckets(gradients):
-        flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
-        dist.all_reduce(flat)
-        for gradient, part in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
-            gradient.copy_(part.view_as(gradient))

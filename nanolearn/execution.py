@@ -54,13 +54,17 @@ class Execution(BaseModel):
     num_threads: int = Field(default=0, ge=0, le=4096)
 
     def world(self, machine: Machine) -> int:
-        """How many processes train: one a device. A CPU may be asked for several, to try ranks out.
+        """How many processes train, on all nodes: one a device. A CPU may be asked for several, to try ranks out.
 
-        >>> Execution(num_devices=2).world(Machine("cuda", "two cards", count=2))
-        2
+        >>> Execution(num_devices=2, nodes=3).world(Machine("cuda", "two cards", count=2))
+        6
 
         Raises UserError for more devices than there are.
         """
+        return self.nodes * self.local_world(machine)
+
+    def local_world(self, machine: Machine) -> int:
+        """How many of them run on one node. Raises UserError for more devices than there are."""
         machine = select(machine, self.device)
         if self.num_devices == "auto":
             return machine.count

@@ -26,7 +26,7 @@ def test_help_loads_nothing_heavy():
     assert not [name for name in ("torch", "pyarrow", "pydantic", "numpy") if f"'{name}'" in loaded]
 
 
-@pytest.mark.parametrize("command", [[], ["plan"], ["data"], ["data", "fetch"], ["run"], ["doctor"]])
+@pytest.mark.parametrize("command", [[], ["plan"], ["data"], ["data", "fetch"], ["run"], ["join"], ["doctor"]])
 def test_help_of_every_command(capsys, command):
     with pytest.raises(SystemExit) as ended:
         cli.main([*command, "--help"])
@@ -168,24 +168,33 @@ def chapter(tmp_path, monkeypatch):
     return tmp_path
 
 
+class Papermill:
+    """Stands for the process: it ended at once, with code 7."""
+
+    pid, seen = 0, None
+
+    def __init__(self, command, **_):
+        type(self).seen = command
+
+    def wait(self, seconds):
+        return 7
+
+
 def test_run_starts_papermill_and_passes_its_exit_code_on(capsys, chapter, monkeypatch):
-    seen = []
-
-    def papermill(command):
-        seen.extend(command)
-        return subprocess.CompletedProcess(command, 7)
-
-    monkeypatch.setattr(cli.run.subprocess, "run", papermill)
-    code, out, _ = run(capsys, "run", "7", "-p", "depth", "6", "-r", "overrides", "steps=5")
+    monkeypatch.setattr(cli.run.subprocess, "Popen", Papermill)
+    (chapter / "mine.yaml").write_text("depth: 5")
+    code, out, _ = run(capsys, "run", "7", "-p", "depth", "6", "-r", "overrides", "steps=5", "-f", "mine.yaml")
     assert code == 7
-    assert seen[:3] == [sys.executable, "-m", "papermill"]
-    assert seen[-6:] == ["-p", "depth", "6", "-r", "overrides", "steps=5"]
+    seen = Papermill.seen
+    assert seen[:3] == [sys.executable, "-m", "nanolearn.cli.headless"]
+    assert seen[-8:] == ["-f", str(chapter / "mine.yaml"), "-p", "depth", "6", "-r", "overrides", "steps=5"]
     assert str(chapter / "notebooks" / "07_tiny.ipynb") in seen
     assert out.strip().endswith("out/07_tiny.ipynb")
+    assert run(capsys, "run", "7", "-f", "no.yaml")[0] == 2
 
 
 def test_n1_an_unknown_parameter_never_reaches_papermill(capsys, chapter, monkeypatch):
-    monkeypatch.setattr(cli.run.subprocess, "run", lambda command: pytest.fail("papermill was started"))
+    monkeypatch.setattr(cli.run.subprocess, "Popen", lambda *_, **__: pytest.fail("papermill was started"))
     for names in (("-p", "dept", "24"), ("-p", "depth", "24", "-r", "dept", "24")):
         code, _, err = run(capsys, "run", "07", *names)
         assert code == 2

@@ -1,7 +1,8 @@
-"""The command line: `nanolearn doctor | plan | data | run`.
+"""The command line: `nanolearn doctor | plan | data | run | join`.
 
-What a person can cause ends in one line and exit code 2, an interrupt in 130, a refused plan in 1. Everything heavy
-is imported where it is used, so that --help answers at once. Each command is a module here.
+What a person can cause ends in one line and exit code 2, an interrupt in 130, a refused plan in 1, a run that was
+stopped and can go on in 75. Everything heavy is imported where it is used, so that --help answers at once. Each
+command is a module here.
 """
 
 import argparse
@@ -9,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from nanolearn.cli import data, doctor, plan, run
+from nanolearn.cli import data, doctor, join, plan, run
 from nanolearn.errors import UserError
 
 USER_ERROR, INTERRUPTED = 2, 130
@@ -41,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     24
     """
     top = argparse.ArgumentParser(prog="nanolearn", description="Pre-train a GPT, and know beforehand what it takes.")
-    commands = top.add_subparsers(title="commands", required=True, metavar="doctor | plan | data | run")
-    for command in (doctor, plan, data, run):
+    commands = top.add_subparsers(title="commands", required=True, metavar="doctor | plan | data | run | join")
+    for command in (doctor, plan, data, run, join):
         command.add(commands)
     return top

@@ -1,13 +1,25 @@
-"""`nanolearn run`: a chapter's notebook as a headless job, with parameters."""
+"""`nanolearn run`: a chapter's notebook as a headless job, with parameters.
+
+Exit codes: papermill's own (0: all cells ran, and the run is complete), 75 when the run was stopped (SIGTERM, SIGINT,
+SIGHUP, SIGUSR1, max_hours, a stalled rank) and the same command goes on, 2 for what a person can put right at once.
+"""
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 from nanolearn.errors import UserError
+
+POLL = 0.5  # seconds between two looks at the job
+NAMING = 120.0  # seconds that --detach waits for the job to name its run directory
+ITSELF = "import sys; from nanolearn.cli import main; sys.exit(main())"
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -22,7 +34,9 @@ def add(commands: argparse._SubParsersAction) -> None:
         command.add_argument(
             flag, dest=name, help=about, nargs=2, action="append", default=[], metavar=("NAME", "VALUE")
         )
+    command.add_argument("-f", dest="file", type=Path, help="a YAML file of parameters, as in exec/recipes")
     command.add_argument("--out", type=Path, help="the executed notebook (default: out/CHAPTER.ipynb)")
+    command.add_argument("--detach", action="store_true", help="start it and leave: it outlives this terminal")
     command.set_defaults(command=_run)
 
 
@@ -31,14 +45,132 @@ def _run(options: argparse.Namespace) -> int:
 
     notebook = find_notebook(options.chapter, home() / "notebooks")
     check_names(notebook, [name for name, _ in (*options.parameters, *options.texts)])
-    out = options.out or Path("out") / notebook.name
+    out = (options.out or Path("out") / notebook.name).resolve()
     out.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "papermill", "--log-output", "--no-progress-bar", str(notebook), str(out)]
-    command += [word for pair in options.parameters for word in ("-p", *pair)]
-    command += [word for pair in options.texts for word in ("-r", *pair)]
-    code = subprocess.run(command).returncode
-    print(f"executed notebook: {out.resolve()}")
+    given = [word for pair in options.parameters for word in ("-p", *pair)]
+    given += [word for pair in options.texts for word in ("-r", *pair)]
+    if options.file is not None:
+        if not options.file.is_file():
+            raise UserError(f"no parameter file {options.file}", "give one of exec/recipes, or your own")
+        given = ["-f", str(options.file.resolve()), *given]  # first: -p and -r win over it
+    return detach(notebook, out, given) if options.detach else job(notebook, out, given)
+
+
+def job(notebook: Path, out: Path, given: Sequence[str]) -> int:
+    """Run the notebook through papermill and wait; a signal lets its training save and stop. The exit code.
+
+    Taught in chapter 07_pretrain.
+    """
+    from nanolearn.train.agent import STARTED_BY
+    from nanolearn.train.outcome import GO_ON, NOTE, error_name, exit_code, noted
+
+    runs = note_of(out)
+    for old in (runs, out):  # what an earlier job left says nothing about this one
+        old.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "nanolearn.cli.headless", "--log-output", "--no-progress-bar"]
+    # A session of its own: Ctrl-C in a terminal must reach the kernel from here only, once.
+    child = subprocess.Popen(
+        [*command, str(notebook), str(out), *given],
+        env={**os.environ, NOTE: str(runs), STARTED_BY: str(os.getpid())},
+        start_new_session=True,
+    )
+    papermills, signalled = wait(child, runs)
+    print(f"executed notebook: {out}")
+    code = exit_code(papermills, error_name(out), noted(runs), signalled)
+    if code == GO_ON:
+        print(f"stopped: the same command goes on (exit code {GO_ON})", flush=True)
     return code
+
+
+def note_of(out: Path) -> Path:
+    """Where a job notes the directories of the runs that it starts: beside the executed notebook.
+
+    >>> note_of(Path("out/07_pretrain.ipynb")).name
+    '07_pretrain.runs'
+
+    Taught in chapter 07_pretrain.
+    """
+    return out.with_suffix(".runs")
+
+
+def wait(child: subprocess.Popen, runs: Path) -> tuple[int, bool]:
+    """Wait for the job's end, handing each signal to stop on to its kernel: the exit code, and whether one came.
+
+    Taught in chapter 07_pretrain.
+    """
+    from nanolearn.cli.headless import STOP
+
+    asked: list[int] = []
+
+    def ask(number: int, _: FrameType | None) -> None:
+        asked.append(number)
+
+    before = {number: signal.signal(number, ask) for number in STOP}
+    sent = 0
+    try:
+        while True:
+            try:
+                return child.wait(POLL), bool(asked)
+            except subprocess.TimeoutExpired:
+                pass
+            # Between two cells a kernel hears nothing: it is told again until a run has begun, which saves at once.
+            if asked and (sent < len(asked) or not runs.exists()) and interrupt_kernel(child.pid):
+                sent = len(asked)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def interrupt_kernel(pid: int) -> bool:
+    """Send SIGINT to the notebook's kernel, the child of process `pid`; whether there was one.
+
+    Taught in chapter 07_pretrain.
+
+    >>> interrupt_kernel(os.getpid())
+    False
+    """
+    import psutil
+
+    try:
+        kernels = [one for one in psutil.Process(pid).children() if any("ipykernel" in word for word in one.cmdline())]
+        for kernel in kernels:
+            kernel.send_signal(signal.SIGINT)
+    except psutil.Error:  # it ended in this moment
+        return False
+    return bool(kernels)
+
+
+def detach(notebook: Path, out: Path, given: Sequence[str]) -> int:
+    """Start the job in a session of its own, say what it is and how to watch and stop it, and return.
+
+    Taught in chapter 07_pretrain.
+    """
+    from nanolearn.train.outcome import noted
+
+    log, runs = out.with_suffix(".log"), note_of(out)
+    runs.unlink(missing_ok=True)
+    again = ["run", notebook.stem, *given, "--out", str(out)]
+    with log.open("wb") as file:
+        child = subprocess.Popen(
+            [sys.executable, "-u", "-c", ITSELF, *again],
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
+    until = time.monotonic() + NAMING
+    while child.poll() is None and not noted(runs) and time.monotonic() < until:
+        time.sleep(POLL)
+    if child.poll():
+        raise UserError(f"the job ended at once, with exit code {child.returncode}", f"read {log}")
+    folders = noted(runs)
+    print(f"process {child.pid}, log {log}")
+    print(f"run directory: {folders[0]}" if folders else f"run directory: not known yet, see {log}")
+    print(f"read along:  tail -f {log}")
+    if folders:
+        print(f"live curve:  open {notebook} with run_dir = {str(folders[0])!r}: it only watches")
+    print(f"save, stop:  kill {child.pid}   (the same command goes on)")
+    return 0
 
 
 def find_notebook(chapter: str, folder: Path) -> Path:

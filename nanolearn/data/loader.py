@@ -8,7 +8,6 @@ the very next row.
 
 from bisect import bisect_right
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -16,27 +15,13 @@ import numpy as np
 import torch
 
 from nanolearn import rng
+from nanolearn.data.batch import Batch
 from nanolearn.data.packing import Plan, pack
 from nanolearn.data.tokens import TokenShard, TokenStore
 from nanolearn.errors import UserError
 
 IGNORED = -1  # a target that counts in no loss
 KEPT_PLANS = 4  # in memory; a shard of 61 M tokens has a plan of about 3 MB and 0.2 s
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """Rows on their way to the model: `inputs` and `targets` int64 (B, T), targets one token ahead, -1 = ignored.
-
-    `row` is the global number of the first row, `epoch` the pass over the corpus that it belongs to, from 0.
-
-    Taught in chapter 02_packing.
-    """
-
-    inputs: torch.Tensor  # (B, T)
-    targets: torch.Tensor  # (B, T)
-    row: int
-    epoch: int
 
 
 class Place(NamedTuple):

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
-from nanolearn.data.loader import Batch
+from nanolearn.data.batch import Batch
 
 PINNED_BUFFERS = 2  # one is filled while the other is copied; a third would only wait longer
 CLOSING = 5.0  # seconds that close() gives a thread in the middle of a read before leaving it to end by itself

@@ -8,13 +8,13 @@ later every twentieth of the time so far.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
-import numpy as np
 from IPython.display import display
-from matplotlib.axes import Axes
 
 from nanolearn.lab import plots
+from nanolearn.lab.bands import Bands
+from nanolearn.lab.curves import Curves, name_axes
 from nanolearn.train.records import clock, step_line
 
 SHARE = 0.01  # of the time that passes may go into drawing
@@ -22,95 +22,13 @@ SOONEST = 2.0  # seconds
 LINE_EVERY, LINE_SHARE = 30.0, 0.05
 QUIET = "No step was taken here; what is drawn was recorded before."
 ALT = "Two curves against tokens seen: left the training loss, right the bits per byte on validation text."
-POINTS = 300  # a screen column or so each; a run of 30,000 steps draws as quickly as one of 300
-
-
-def thin(x: Sequence[float], y: Sequence[float], points: int = POINTS) -> tuple[np.ndarray, np.ndarray]:
-    """At most `points` means of neighbouring values, so that a long curve is cheap and its noise is averaged.
-
-    >>> [part.tolist() for part in thin([1, 2, 3, 4], [4.0, 2.0, 1.0, 1.0], points=2)]
-    [[1.5, 3.5], [3.0, 1.0]]
-    """
-    groups = min(points, len(x))
-    if groups == 0:
-        return np.empty(0), np.empty(0)
-    edges = np.linspace(0, len(x), groups, endpoint=False).astype(np.int64)
-    sizes = np.diff(np.append(edges, len(x)))
-    return _means(x, edges, sizes), _means(y, edges, sizes)
-
-
-def _means(values: Sequence[float], edges: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    return np.add.reduceat(np.asarray(values, dtype=np.float64), edges) / sizes
-
-
-class Curves:
-    """The two curves of a run, apart from how they are shown: each step's loss, and bits per byte.
-
-    Each is a list of (step, tokens seen, value).
-
-    >>> Curves([{"kind": "step", "step": 1, "tokens": 512, "loss": 8.3}]).loss
-    [(1, 512, 8.3)]
-    """
-
-    def __init__(self, history: Iterable[dict] = ()) -> None:
-        self.loss: list[tuple[int, int, float]] = []
-        self.bits: list[tuple[int, int, float]] = []
-        self.final: list[tuple[int, int, float]] = []
-        self.rows = 0  # of a validation on the way
-        for record in history:
-            self.add(record)
-
-    def add(self, record: dict) -> None:
-        kind = record.get("kind")
-        if kind == "step" and record["loss"] is not None:  # a step that gave no number is a gap, not a zero
-            self.loss.append((record["step"], record["tokens"], record["loss"]))
-        elif kind == "validation":
-            # The last validation reads more text than those on the way: another measurement, so no part of the curve.
-            self.rows = min(record.get("rows", 0), self.rows or record.get("rows", 0))
-            kept = self.bits if record.get("rows", 0) == self.rows else self.final
-            kept.append((record["step"], record["tokens"], record["bpb"]))
-        elif kind == "start":  # a resume: steps beyond it belong to a history that is gone
-            for points in (self.loss, self.bits, self.final):
-                points[:] = [point for point in points if point[0] <= record["step"]]
-
-    def draw(self, loss_axes: Axes, bits_axes: Axes) -> None:
-        """Draw both curves on two axes; what was there before is taken off."""
-        for axes in (loss_axes, bits_axes):
-            for line in list(axes.lines):
-                line.remove()
-        _, tokens, loss = columns(self.loss)
-        loss_axes.plot(*thin(tokens, loss), color=plots.BLUE)
-        _, tokens, bits = columns(self.bits)
-        bits_axes.plot(tokens, bits, color=plots.ORANGE, marker="o", markersize=4, label="a part, on the way")
-        _, tokens, bits = columns(self.final)
-        bits_axes.plot(tokens, bits, color=plots.VERMILION, marker="*", markersize=10, linestyle="", label="at the end")
-        for axes in (loss_axes, bits_axes):
-            axes.relim()
-            axes.autoscale_view()
-
-
-def columns(points: Sequence[tuple[int, int, float]]) -> tuple[list, list, list]:
-    """Steps, tokens and values of a curve as three lists.
-
-    >>> columns([(1, 512, 8.3), (2, 1024, 7.9)])
-    ([1, 2], [512, 1024], [8.3, 7.9])
-    """
-    return tuple(map(list, zip(*points, strict=True))) if points else ([], [], [])  # type: ignore[return-value]
-
-
-def name_axes(loss_axes: Axes, bits_axes: Axes) -> None:
-    """Titles, quantities and units of a run's two curves, live and in its report."""
-    plots.label(loss_axes, "Training loss", "tokens seen", "loss (nats per token)")
-    plots.label(bits_axes, "Validation", "tokens seen", "loss (bits per byte)")
-    for axes in (loss_axes, bits_axes):
-        plots.count_axis(axes.xaxis)
 
 
 class LiveCurve:
     """An observer of a run's records, for `with LiveCurve(...) as curve: train(..., observers=[curve])`.
 
-    `steps` and `tokens` are the whole run's; `history` holds the records before a resume. The last picture
-    stays in the notebook as a static one. `seconds` is what drawing cost altogether.
+    `steps` and `tokens` are the whole run's; `history` holds the records before a resume; `behind` is drawn behind
+    it, once. The last picture stays in the notebook as a static one. `seconds` is what drawing cost altogether.
 
     Taught in chapter 07_pretrain.
     """
@@ -120,13 +38,17 @@ class LiveCurve:
         steps: int,
         tokens: int,
         history: Iterable[dict] = (),
+        behind: Bands | None = None,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self.words = behind.words if behind is not None else ""
         self.steps, self.timer, self.curves = steps, timer, Curves(history)
         self.fig, self.axes = plots.figure(2, height=2.6)
         name_axes(*self.axes)
         for axes in self.axes:
             axes.set_xlim(0, 1.03 * tokens)
+        if behind is not None:
+            behind.draw(*self.axes)
         self.seconds, self.last, self.step_seconds = 0.0, "", 0.0
         # Fixed margins, with room for wider numbers: solving a layout anew would double what a redraw costs.
         self.fig.set_layout_engine(None)
@@ -162,7 +84,8 @@ class LiveCurve:
     def _figure(self) -> None:
         began = self.timer()
         self.curves.draw(*self.axes)
-        self.redraw(f"After {clock(began - self.start)}: {self.last}." if self.last else QUIET)
+        said = f"After {clock(began - self.start)}: {self.last}." if self.last else QUIET
+        self.redraw(f"{said} {self.words}".strip())
         ended = self.timer()
         self.seconds += ended - began
         self.next_figure = ended + max(SOONEST, (ended - began) / SHARE)

@@ -6,7 +6,6 @@ plain things that a reader can look at. No byte is fetched and nothing on disk i
 
 import math
 import textwrap
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ from nanolearn.data.sources import open_source
 from nanolearn.errors import UserError
 from nanolearn.execution import Execution
 from nanolearn.hardware import Machine
-from nanolearn.lab import live, params, plots
+from nanolearn.lab import bands, params, plots
+from nanolearn.lab import curves as curves_of
 from nanolearn.model.gpt import GPT
 from nanolearn.model.materialize import materialize
 from nanolearn.overrides import validated
@@ -28,8 +28,17 @@ from nanolearn.presets import choose_data, choose_preset
 from nanolearn.recipe import Recipe, build
 from nanolearn.tokenizer import Tokenizer
 from nanolearn.train import checkpoint, launch, records
-from nanolearn.train.identity import TOKENISE_NOW, open_data, refuse_unbuilt, set_aside
+from nanolearn.train.identity import (
+    EXECUTION,
+    RECIPE,
+    TOKENISE_NOW,
+    check_nodes,
+    open_data,
+    refuse_unbuilt,
+    set_aside,
+)
 from nanolearn.train.records import Result, finished
+from nanolearn.train.viewer import held
 
 PARAMETERS = ("depth", "preset", "data", "run_dir", "seed", "resume", "rehearsal", "overrides")
 REHEARSED_LAYERS, REHEARSED_STEPS, REHEARSED_ROWS = 4, 2, 2
@@ -38,7 +47,9 @@ UNITS = (("hours", 3600, 7200), ("minutes", 60, 1200), ("seconds", 1, 0))  # nam
 
 @dataclass(frozen=True)
 class Settled:
-    """A run before it starts: what, how, on what, where, and why so. `done` is its result if it is complete."""
+    """A run before it starts: what, how, on what, where, and why so. `done` is its result if it is complete;
+    `watching`: another process trains it now.
+    """
 
     recipe: Recipe
     execution: Execution
@@ -49,13 +60,15 @@ class Settled:
     begun: float
     fresh: bool
     done: Result | None
+    watching: bool = False
 
 
 def settle(*, begun: float, **settings: Any) -> Settled:
     """Turn the notebook's parameters into a run; prints nothing, fetches nothing, writes nothing.
 
-    `begun` is the time.time() at which the notebook started; `settings` are PARAMETERS, all of them. Raises UserError
-    for a parameter that is unknown or missing, and for values that make no run.
+    Where another process trains in the run's directory, the run is that one, whatever else is asked for. `begun` is
+    the time.time() at which the notebook started; `settings` are PARAMETERS, all of them. Raises UserError for a
+    parameter that is unknown or missing, and for values that make no run.
 
     Taught in chapter 07_pretrain.
     """
@@ -82,23 +95,36 @@ def _settled(
     machine = hardware.detect()
     recipe, execution = build(depth, preset, data, seed, overrides, machine)
     refuse_unbuilt(execution)
+    check_nodes(execution)
     size = choose_preset(hardware.select(machine, execution.device), preset)
     corpus = choose_data(recipe.preset, data)
     asked = "asked for" if corpus.value != recipe.data else corpus.reason  # an override may name the corpus too
     if rehearsal:
         recipe, execution = rehearse(recipe, execution, execution.world(hardware.select(machine, execution.device)))
     folder = _folder(run_dir, recipe, rehearsal)
+    why = [f"preset {size.value}: {size.reason}", f"data {recipe.data}: {asked}"]
+    if watching := held(folder):
+        # Who names a live run's directory wants to see that run, and need not know what it was started with.
+        recipe, execution = Recipe.load(folder / RECIPE), Execution.load(folder / EXECUTION)
+        why = ["another process trains in the run directory: recipe and execution are its own, and it is only watched"]
     return Settled(
         recipe=recipe,
         execution=execution,
         machine=machine,
-        plan=make_plan(recipe, execution, machine, done_steps=_saved_step(folder) if resume else 0),
+        plan=_plan(recipe, execution, machine, _saved_step(folder) if resume or watching else 0, watching),
         folder=folder,
-        why=(f"preset {size.value}: {size.reason}", f"data {recipe.data}: {asked}"),
+        why=tuple(why),
         begun=begun,
         fresh=not resume,
         done=finished(folder, recipe.digest) if resume else None,
+        watching=watching,
     )
+
+
+def _plan(recipe: Recipe, execution: Execution, machine: Machine, done_steps: int, watching: bool) -> Plan:
+    if watching:  # perhaps from a machine without its devices
+        execution = execution.model_copy(update={"device": "auto", "num_devices": 1, "nodes": 1, "micro_batch": 0})
+    return make_plan(recipe, execution, machine, done_steps=done_steps)
 
 
 def _saved_step(folder: Path) -> int:
@@ -132,43 +158,15 @@ def rehearse(recipe: Recipe, execution: Execution, devices: int) -> tuple[Recipe
 
 
 def accept(run: Settled) -> None:
-    """Print the plan and the reasons behind it. Raises UserError if it is refused; a complete run is past that."""
-    print("\n".join([*run.why, f"run directory: {run.folder}", "", run.plan.text()]))
+    """Print the plan and the reasons behind it. Raises UserError if it is refused; a run that is complete, or another
+    process's, is past that.
+    """
+    place = [*run.why, f"run directory: {run.folder}"]
+    print("\n".join(place if run.watching else [*place, "", run.plan.text()]))
     if run.done is not None:
         print("\nThis run is complete: nothing will be trained, and what follows is its report.")
-    else:
+    elif not run.watching:
         run.plan.check()
-
-
-def compare_plans(depth: int, machines: Sequence[str], overrides: str = "") -> None:
-    """Show what the full recipe of a depth would take on machines that need not be here.
-
-    Taught in chapter 09_scaling_rules.
-    """
-    columns, notes = [], []
-    for name in machines:
-        machine = hardware.named(name)
-        plan = make_plan(*build(depth, "full", "auto", 0, overrides, machine), machine)
-        numbers = plan.numbers()
-        columns.append(
-            {
-                "": machine.label,
-                "parameters": f"{sum(numbers['parameters'].values()):,}",
-                "tokens": f"{plan.recipe.tokens:,}",
-                "steps": f"{plan.recipe.steps:,} of {plan.recipe.batch_tokens:,} tokens",
-                "rows at once": f"{plan.micro_batch} on each device, {plan.accumulation} times a step",
-                "memory of a device": f"{plan.memory.total / 1e9:.0f} of {plan.available / 1e9:.0f} GB",
-                "hours": f"{plan.hours:.1f}",
-                "cost": f"${plan.cost:,.0f}",
-                "download": f"{numbers['data']['download'] / 1e9:.0f} GB",
-                "disk": f"{numbers['disk']['total'] / 1e9:.0f} GB",
-            }
-        )
-        price = f"${plan.price:.2f} for a device and hour, {plan.price_basis}"
-        notes.append(f"{machine.label}: {plan.speed.basis}; {price}.")
-    lines = [f"| {row} | {' | '.join(column[row] for column in columns)} |" for row in columns[0]]
-    lines.insert(1, "|---" * (len(columns) + 1) + "|")
-    plots.show_text("\n".join(lines) + "\n\n" + "\n".join(notes))
 
 
 def prepare(run: Settled) -> None:
@@ -183,7 +181,7 @@ def prepare(run: Settled) -> None:
         print(f"resume=False: what was in {run.folder} is now in {aside}")
     source = open_source(run.recipe.data)
     print(f"{source.note}.")
-    if run.done is not None:
+    if run.done is not None or run.watching:
         return
     size = source.size_hint("train")
     if size is None or size > TOKENISE_NOW or run.machine.simulated:
@@ -198,15 +196,20 @@ def prepare(run: Settled) -> None:
         print(f"{split}: {documents:,} documents, {tokens:,} tokens of {text / tokens:.2f} bytes each")
 
 
+def behind(run: Settled) -> bands.Bands:
+    """What stands behind the live curve: earlier runs of the same depth, and where published ones ended."""
+    return bands.bands(run.recipe, run.folder, runs_dir())
+
+
 def curves(run: Settled, guess: float) -> None:
     """Show loss and bits per byte of the whole run, with where it began and what was guessed."""
-    points = live.Curves(records.read(run.folder))
+    points = curves_of.Curves(records.read(run.folder))
     fig, axes = plots.figure(2, height=2.8)
     points.draw(*axes)
     untrained = math.log(run.recipe.vocab_size)
     axes[0].axhline(untrained, color=plots.GREY, linestyle=":", label=f"ln V = {untrained:.2f}, no knowledge")
     axes[1].axhline(guess, color=plots.GREY, linestyle="--", label=f"your guess, {guess:.2f}")
-    live.name_axes(*axes)
+    curves_of.name_axes(*axes)
     for part in axes:
         part.legend(loc="center right")
     first, last = points.loss[0][2], points.loss[-1][2]
@@ -261,7 +264,7 @@ def load(run: Settled) -> tuple[GPT, Tokenizer]:
     found = checkpoint.newest(run.folder)
     if found is None:
         raise UserError(f"{run.folder} has no checkpoint", "let the run come to its first one")
-    alone = run.plan.world == 1
+    alone = run.plan.world == 1 and not run.watching
     device = hardware.torch_device(run.plan.machine) if alone else torch.device("cpu")
     dtype = getattr(torch, str(run.plan.dtype.value)) if alone else torch.float32
     model = materialize(run.recipe.gpt_config(), device, run.recipe.seed, dtype)

@@ -12,6 +12,7 @@ from typing import Any
 from nanolearn.fetch import replacing
 from nanolearn.paths import runs_dir
 from nanolearn.train.records import RESULT
+from nanolearn.train.viewer import held
 
 LATEST = "latest.json"
 
@@ -20,11 +21,15 @@ def finish(notebook: str, run_dir: Path, values: Mapping[str, Any]) -> None:
     """Write a notebook's results; the only call of a chapter's last cell.
 
     `values` (plain JSON values) go under the key "notebook" of `run_dir/result.json`, beside what the trainer
-    wrote there. `runs_dir()/latest.json` is set to this run, and the place is printed. Raises ValueError for NaN or
-    infinity, which JSON hasn't got: in a result they are a fault to find.
+    wrote there. `runs_dir()/latest.json` is set to this run, and the place is printed. A run that another process
+    trains is left alone. Raises ValueError for NaN or infinity, which JSON hasn't got: in a result they are a fault
+    to find.
 
     Taught in chapter 07_pretrain.
     """
+    if held(run_dir):
+        print(f"run directory: {run_dir} (another process trains there: nothing was written)")
+        return
     path = run_dir / RESULT
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     _write(path, {**before, "notebook": {"name": notebook, **values}})

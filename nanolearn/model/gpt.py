@@ -8,12 +8,15 @@ Chapter 00_model takes each of these apart.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from nanolearn.errors import UserError
 from nanolearn.model import loss
@@ -143,36 +146,48 @@ class MLP(nn.Module):
         return self.out(relu_squared(self.fc(x)))
 
 
+def again(part: Callable[..., Tensor], *inputs: Any) -> Tensor:
+    """A part of the model of which only the inputs are kept: the backward computes it once more, and then only as
+    far as it needs. The same numbers, since nothing in the model is random.
+
+    Source: Chen et al., 2016, arXiv 1604.06174. Taught in chapter 14_scaling_out.
+    """
+    return checkpoint(part, *inputs, use_reentrant=False, preserve_rng_state=False)
+
+
 class Block(nn.Module):
     """Attention, then MLP, each reading a normalised copy of the stream and adding to it."""
 
-    def __init__(self, config: GPTConfig, layer: int) -> None:
+    def __init__(self, config: GPTConfig, layer: int, recompute: str) -> None:
         super().__init__()
+        self.recompute = recompute
         self.attention = Attention(config, layer)
         self.mlp = MLP(config.n_embd)
 
     def forward(self, x: Tensor, value: Tensor | None, rope: Tensor) -> Tensor:
         x = x + self.attention(norm(x), value, rope)
-        return x + self.mlp(norm(x))
+        return x + (again(self.mlp, norm(x)) if self.recompute == "1" else self.mlp(norm(x)))
 
 
 class GPT(nn.Module):
     """The model. Build it with `nanolearn.model.materialize.materialize`, which also sets its initial weights.
 
     `forward(tokens)` gives logits, `loss_sum(tokens, targets)` the summed loss without ever holding all logits,
-    `token_nats` the loss of each token for evaluation. Taught in chapter 00_model.
+    `token_nats` the loss of each token for evaluation. `recompute` trades time for memory, never results: "1" computes
+    each MLP's hidden layer again in the backward, "2" each whole block. Taught in chapter 00_model.
     """
 
-    def __init__(self, config: GPTConfig, compute_dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, config: GPTConfig, compute_dtype: torch.dtype = torch.float32, recompute: str = "none") -> None:
         super().__init__()
         self.config = config
         self.compute_dtype = compute_dtype
+        self.recompute = recompute
         L, V = config.n_layer, config.padded_vocab
         self.token_table = nn.Embedding(V, config.n_embd)
         self.value_tables = nn.ModuleDict(
             {str(i): nn.Embedding(V, config.n_kv_head * config.head_dim) for i in range(L) if config.has_value_table(i)}
         )
-        self.blocks = nn.ModuleList(Block(config, i) for i in range(L))
+        self.blocks = nn.ModuleList(Block(config, i, recompute) for i in range(L))
         self.head = Linear(config.n_embd, V)
         self.smear_gate = Linear(SMEAR_INPUTS, 1)
         self.smear_scale = nn.Parameter(torch.zeros(1))
@@ -202,12 +217,16 @@ class GPT(nn.Module):
         x = x0 = self._smear(norm(self.token_table(tokens).to(dtype)))  # (B, T, C)
         rope = self.rope[: tokens.size(1)].to(dtype)
         middle = x0
-        for i, block in enumerate(self.blocks):
-            x = mix(x, x0, self.residual_scales[i], self.first_scales[i])
-            value = self.value_tables[str(i)](tokens).to(dtype) if str(i) in self.value_tables else None
-            x = block(x, value, rope)
+        for i in range(self.config.n_layer):
+            parts = (i, x, x0, tokens, rope)
+            x = again(self._layer, *parts) if self.recompute == "2" else self._layer(*parts)
             middle = x if i == self.config.n_layer // 2 else middle
         return norm(torch.addcmul(x, middle, self.backout_scale.to(dtype), value=-1))
+
+    def _layer(self, i: int, x: Tensor, x0: Tensor, tokens: Tensor, rope: Tensor) -> Tensor:
+        x = mix(x, x0, self.residual_scales[i], self.first_scales[i])
+        value = self.value_tables[str(i)](tokens).to(x.dtype) if str(i) in self.value_tables else None
+        return self.blocks[i](x, value, rope)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T) token numbers -> (B, T, vocab_size) fp32 logits, softcapped."""

@@ -20,6 +20,7 @@ def materialize(
     seed: int,
     compute_dtype: torch.dtype = torch.float32,
     fill: Callable[[GPT, int], None] = initialise,
+    recompute: str = "none",
 ) -> GPT:
     """Build a GPT on `device` with its initial weights: fp32 (float64 when that is the compute dtype).
 
@@ -33,7 +34,7 @@ def materialize(
     0.20000000298023224
     """
     with torch.device("meta"):
-        model = GPT(config, compute_dtype)
+        model = GPT(config, compute_dtype, recompute)
     if compute_dtype == torch.float64:
         model = model.double()
     model.to_empty(device=device)

@@ -27,8 +27,8 @@ class Rung:
     fits: bool
 
 
-def climb(recipe: Recipe, kind: str, dtype: str, available: int, rows: int) -> tuple[Rung, ...]:
-    """The ladder for a run that holds `rows` rows at once now; `kind` is the device's type.
+def climb(recipe: Recipe, kind: str, dtype: str, available: int, rows: int, world: int = 1) -> tuple[Rung, ...]:
+    """The ladder for a run that holds `rows` rows at once now on each of `world` devices; `kind` is the device's type.
 
     >>> rungs = climb(Recipe.from_depth(24), "cuda", "bfloat16", 24 * 10**9, rows=4)
     >>> [(rung.ask, round(rung.memory / 1e9), rung.fits) for rung in rungs][-2:]
@@ -38,27 +38,31 @@ def climb(recipe: Recipe, kind: str, dtype: str, available: int, rows: int) -> t
     """
     config = recipe.gpt_config()
     found: list[Rung] = []
-    for ask, what, changed, options in _rungs(config, sixteen=memory.BYTES[dtype] < memory.FP32):
-        need = memory.estimate(changed, 1, kind=kind, dtype=dtype, **options).total
+    for ask, what, changed, recompute, master in _rungs(config, memory.BYTES[dtype] < memory.FP32, world):
+        options = {"kind": kind, "dtype": dtype, "recompute": recompute, "master": master}
+        need = memory.estimate(changed, 1, world=world, **options).total
         if "sequence_len" in ask and (found[-1].fits or need == found[-1].memory):
             break  # nobody should train a worse model without need
         slower = _launches(changed.sequence_len) / _launches(rows * config.sequence_len)
-        slower *= _work(changed, options["recompute"]) / per_token(shape(config))
+        slower *= _work(changed, recompute) / per_token(shape(config))
         found.append(Rung(ask, what, need, slower, need <= available))
     return tuple(found)
 
 
-def _rungs(config: GPTConfig, sixteen: bool) -> Iterator[tuple[str, str, GPTConfig, dict[str, str]]]:
-    yield "micro_batch=1", "one row at a time", config, {"recompute": "none", "master": "fp32"}
-    yield "recompute=1", "MLPs computed again in the backward", config, {"recompute": "1", "master": "fp32"}
-    yield "recompute=2", "whole blocks computed again", config, {"recompute": "2", "master": "fp32"}
-    last = {"recompute": "2", "master": "none" if sixteen else "fp32"}
+def _rungs(config: GPTConfig, sixteen: bool, world: int) -> Iterator[tuple[str, str, GPTConfig, str, str]]:
+    """What to ask for, what it is, the shape, recompute, master; sharded masters pay where there are several ranks."""
+    yield "micro_batch=1", "one row at a time", config, "none", "fp32"
+    yield "recompute=1", "MLPs computed again in the backward", config, "1", "fp32"
+    yield "recompute=2", "whole blocks computed again", config, "2", "fp32"
+    if sixteen and world > 1:
+        yield "master=sharded", "16-bit weights and gradients; fp32 ones in shards", config, "2", "sharded"
+    last = "none" if sixteen else "fp32"
     if sixteen:
-        yield "master=none", "16-bit weights: small updates are lost", config, last
+        yield "master=none", "16-bit weights: small updates are lost", config, "2", last
     shorter = config.sequence_len // 2
     while shorter >= 256:
         small = GPTConfig(**{**vars(config), "sequence_len": shorter})
-        yield f"sequence_len={shorter}", "shorter rows: a worse model", small, last
+        yield f"sequence_len={shorter}", "shorter rows: a worse model", small, "2", last
         shorter //= 2
 
 

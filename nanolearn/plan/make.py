@@ -39,7 +39,7 @@ def make_plan(
     >>> from nanolearn.hardware import named
     >>> plan = make_plan(Recipe.from_depth(24, ratio=8), Execution(), named("8 x H100"))
     >>> plan.micro_batch, plan.accumulation, round(plan.hours, 2), round(plan.cost)
-    (8, 8, 1.96, 55)
+    (16, 4, 1.96, 55)
     """
     machine = select(machine, execution.device)
     world, dtype = execution.world(machine), choose_dtype(machine, execution.dtype)
@@ -53,8 +53,8 @@ def make_plan(
         world=world,
         dtype=dtype,
         micro_batch=rows,
-        memory=_need(recipe, execution, machine, str(dtype.value), rows),
-        available=_available(machine, world),
+        memory=_need(recipe, execution, machine, str(dtype.value), rows, world),
+        available=_available(machine, world // execution.nodes),
         tokens_left=recipe.tokens - done_steps * recipe.batch_tokens,
         speed=costs.speed(recipe, execution, machine, str(dtype.value), world, mfu, cpu_flops),
         price=price,
@@ -89,17 +89,19 @@ def choose_micro_batch(recipe: Recipe, execution: Execution, machine: Machine, w
             raise UserError(f"micro_batch={asked} does not divide {each} rows a device", f"give {near}")
         return asked
     rows = each & -each  # the largest power of two that divides it
-    while rows > 1 and _need(recipe, execution, machine, dtype, rows).total > _available(machine, world):
+    while rows > 1 and _need(recipe, execution, machine, dtype, rows, world).total > _available(
+        machine, world // execution.nodes
+    ):
         rows //= 2
     return rows
 
 
-def _available(machine: Machine, world: int) -> int:
-    share = 1 / world if machine.type == "cpu" else 1.0  # processes on one host share its memory
+def _available(machine: Machine, processes: int) -> int:
+    share = 1 / processes if machine.type == "cpu" else 1.0  # those on one host share its memory
     return int(machine.memory * share * (1 - SPARE[machine.type]))
 
 
-def _need(recipe: Recipe, execution: Execution, machine: Machine, dtype: str, rows: int) -> memory.Memory:
+def _need(recipe: Recipe, execution: Execution, machine: Machine, dtype: str, rows: int, world: int) -> memory.Memory:
     return memory.estimate(
         recipe.gpt_config(),
         rows,
@@ -107,6 +109,7 @@ def _need(recipe: Recipe, execution: Execution, machine: Machine, dtype: str, ro
         dtype=dtype,
         recompute=execution.recompute,
         master=execution.master,
+        world=world,
     )
 
 
@@ -118,7 +121,7 @@ def _judged(plan: Plan, mfu: float | None, cpu_flops: float | None) -> Plan:
     ways: list[str] = []
     ladder: tuple[Rung, ...] = ()
     if not plan.fits:
-        ladder = climb(plan.recipe, kind, dtype, plan.available, plan.micro_batch)
+        ladder = climb(plan.recipe, kind, dtype, plan.available, plan.micro_batch, plan.world)
         said = f"{page.size(plan.memory.total)} are needed, {page.size(plan.available)} may be taken"
         problems.append(f"{said} of {plan.machine.name}, with {plan.micro_batch} rows at once (micro_batch)")
         if ladder[0].fits:
@@ -167,7 +170,7 @@ def _smaller(plan: Plan, limit: float, mfu: float | None, cpu_flops: float | Non
             recipe = Recipe.from_depth(depth, plan.recipe.preset, **dials)
         except UserError:
             continue  # what was asked for leaves this depth no possible shape
-        need = _need(recipe, plan.execution, plan.machine, dtype, rows=1)
+        need = _need(recipe, plan.execution, plan.machine, dtype, 1, plan.world)
         found = costs.speed(recipe, plan.execution, plan.machine, dtype, plan.world, mfu, cpu_flops)
         hours = found.hours(recipe.tokens)
         if need.total <= plan.available and (hours is None or hours <= limit):

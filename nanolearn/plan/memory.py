@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from nanolearn.model.gpt import GPTConfig
 from nanolearn.model.loss import ACCELERATOR_CHUNK, CPU_CHUNK
+from nanolearn.optim.optimizer import STACK_ELEMENTS
 
 FP32 = 4
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -78,21 +79,22 @@ def layer_elements(config: GPTConfig, layer: int, kind: str, dtype: str) -> floa
     return kept
 
 
-def _activations(config: GPTConfig, tokens: int, kind: str, dtype: str, recompute: str) -> float:
+def _activations(config: GPTConfig, tokens: int, kind: str, dtype: str, recompute: str) -> tuple[float, float]:
+    """Bytes that wait for the backward, and those of the one part that is computed again at a time."""
     layers = [layer_elements(config, layer, kind, dtype) for layer in range(config.n_layer)]
     # Row sums in fp32: two norms, q's and k's norms, attention's log-sum-exp.
     small: float = FP32 * config.n_layer * (2 + 2 * config.n_head + config.n_kv_head)
     cast: float = config.parameter_groups()["matrices"] * BYTES[dtype] if BYTES[dtype] < FP32 else 0
     hidden = 8 * config.n_embd
-    if recompute == "none":
-        kept: float = sum(layers)
-    elif recompute == "1":
-        kept = sum(layers) - hidden * (config.n_layer - 1)  # one layer at a time has its hidden layer again
-    else:
-        kept = config.n_embd * config.n_layer + max(layers)
+    kept, again = sum(layers), 0.0
+    if recompute == "1":
+        kept, again = kept - hidden * config.n_layer, hidden
+    elif recompute == "2":
+        kept, again = config.n_embd * config.n_layer, max(layers)
         small, cast = small / config.n_layer, cast / config.n_layer
     around = (OUTSIDE + IN_FLIGHT) * config.n_embd
-    return tokens * ((kept + around) * BYTES[dtype] + small) + cast + _square_masks(config, dtype)
+    waiting = tokens * ((kept + around) * BYTES[dtype] + small) + cast + _square_masks(config, dtype)
+    return waiting, tokens * again * BYTES[dtype]
 
 
 def _square_masks(config: GPTConfig, dtype: str) -> int:
@@ -118,11 +120,13 @@ def estimate(
     dtype: str,
     recompute: str = "none",
     master: str = "fp32",
+    world: int = 1,
 ) -> Memory:
     """Memory of one device for micro-batches of `rows` rows.
 
-    Optimizer state is fp32 (Muon: momentum and a second moment a row; AdamW: two moments), and every device
-    holds all of it. Taught in chapters 06_mfu and 14_scaling_out.
+    Optimizer state is fp32 (Muon: momentum and a second moment a row; AdamW: two moments); each of `world` devices
+    holds its share, and with sharded masters the fp32 weights of its share. On a CPU a save copies what the device
+    writes into the same memory. Taught in chapters 06_mfu and 14_scaling_out.
 
     >>> c = GPTConfig(24, 1536, 12, 12, 128, 2048, 32768, window="L")
     >>> m = estimate(c, 32, kind="cuda", dtype="bfloat16")
@@ -134,16 +138,20 @@ def estimate(
     stored = FP32 if master == "fp32" else BYTES[dtype]
     second_moments = config.n_layer * (9 * config.n_embd + (config.n_head + 2 * config.n_kv_head) * config.head_dim)
     state = FP32 * (matrices + second_moments + 2 * (parameters - matrices))
-    largest_stack = 4 * config.n_layer * config.n_embd**2
+    masters = FP32 * parameters if master == "sharded" else 0
+    # A rank's largest stack: its share of one shape, cut where the optimizer cuts it.
+    largest_stack = 4 * config.n_embd**2 * -(-config.n_layer // world)
     tokens = rows * config.sequence_len
+    waiting, again = _activations(config, tokens, kind, dtype, recompute)
+    logits = _logits(config, tokens, kind, dtype)
     return Memory(
         weights=parameters * stored,
         gradients=parameters * stored,
-        optimizer=state,
-        activations=int(_activations(config, tokens, kind, dtype, recompute)),
-        logits=_logits(config, tokens, kind, dtype),
-        step=STEP_COPIES * FP32 * largest_stack,
-        reserve=int(RESERVE[kind]),
+        optimizer=(state + masters) // world,
+        activations=int(waiting + max(again - logits, 0)),  # the logits are gone when a layer is computed again
+        logits=logits,
+        step=STEP_COPIES * FP32 * min(largest_stack, max(STACK_ELEMENTS, 4 * config.n_embd**2)),
+        reserve=int(RESERVE[kind]) + ((FP32 * parameters + state) // world if kind == "cpu" else 0),
     )
 
 
@@ -153,5 +161,5 @@ def checkpoint_bytes(config: GPTConfig) -> int:
     >>> round(checkpoint_bytes(GPTConfig(24, 1536, 12, 12, 128, 2048, 32768)) / 1e9, 1)
     13.9
     """
-    whole = estimate(config, 1, kind="cpu", dtype="float32")
+    whole = estimate(config, 1, kind="cuda", dtype="float32")
     return whole.weights + whole.optimizer

@@ -87,7 +87,6 @@ def refusal(plan: Numbers) -> list[str]:
     if plan["ladder"]:
         lines += [
             "Memory of a device, each line with all above it; time as a multiple of now, counted or estimated",
-            "(recompute and master are not built yet)",
         ]
         lines += [
             f"  {rung['ask']:20}{size(rung['memory']):>9}  {'fits' if rung['fits'] else 'no':6}"

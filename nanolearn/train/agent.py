@@ -13,6 +13,8 @@ import sys
 
 STARTED_BY = "NANOLEARN_STARTED_BY"  # process id: each of kernel, torchrun and worker dies with the one before
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+HANDLER = "_terminate_process_handler"  # torch's, which every signal that it registers goes to
+STOP = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")  # each lets torchrun's workers save and stop
 
 
 def die_with(parent: int, number: int) -> None:
@@ -40,20 +42,25 @@ def die_with_starter(number: int) -> None:
         os.environ[STARTED_BY] = str(os.getpid())
 
 
-def _stop_once(number: int, _frame) -> None:
-    # A dying process sends its signal once for each of its threads, and a second SIGTERM would end torchrun in the
-    # middle of its workers' save.
-    signal.signal(number, signal.SIG_IGN)
-    os.kill(os.getpid(), signal.SIGTERM)
+def _stop_once(*_) -> None:
+    # A dying process sends its signal once for each of its threads, and Slurm sends SIGTERM to all processes of a job
+    # at once: a second one would end torchrun in the middle of its workers' save.
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+
+    for name in STOP:
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    raise SignalException("asked to stop", sigval=signal.SIGTERM)
 
 
 def main() -> None:
     """torchrun with this module's promise. Taught in chapter 14_scaling_out."""
     if sys.platform.startswith("linux"):
-        signal.signal(signal.SIGUSR1, _stop_once)
-        die_with_starter(signal.SIGUSR1)
-    from torch.distributed.run import main as torchrun  # takes a second: ask first
+        die_with_starter(signal.SIGUSR1)  # until there are workers it ends this process, and then it stops them
+        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(STOP)
+    from torch.distributed.elastic.multiprocessing import api  # takes a second: ask first
+    from torch.distributed.run import main as torchrun
 
+    setattr(api, HANDLER, _stop_once)
     torchrun()
 
 

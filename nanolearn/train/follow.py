@@ -3,20 +3,25 @@
 What the workers print goes to workers.log, where the first traceback is looked for if one of them fails.
 """
 
+import math
 import os
 import re
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 from pathlib import Path
 
 from nanolearn.errors import UserError
 from nanolearn.train.agent import STARTED_BY
 from nanolearn.train.records import NAME, RESULT, Observer, Result, parsed
+from nanolearn.train.stall import Stalled
+from nanolearn.train.watch import Interrupts
 
-LOG = "workers.log"
+LOG = "workers.log"  # of the first node; the others' are workers.NAME.log
+TRACEBACK = "Traceback (most recent call last)"
 POLL = 0.25  # seconds between two looks at the workers' records
+LEAVING = 20.0  # seconds for workers and torchrun to end by themselves once the result is written
 GRACE = 1800  # seconds for a save after SIGTERM: 100 GB, written and read back at 100 MB/s; torchrun's own are 30
 
 
@@ -70,50 +75,78 @@ class Follower:
         return lines
 
 
-def start(command: Sequence[str], count: int, run_dir: Path) -> subprocess.Popen:
+def start(command: Sequence[str], count: int, log: Path) -> subprocess.Popen:
     """Start the workers' agent in a session of its own: Ctrl-C in a terminal must reach it from here only, once.
 
-    Taught in chapter 14_scaling_out.
+    What they print goes to `log`. Taught in chapter 14_scaling_out.
     """
     usual = {
         "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // count)),  # unset, torchrun gives each process one
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(GRACE),
     }
     environment = {**usual, **os.environ, STARTED_BY: str(os.getpid())}
-    with (run_dir / LOG).open("wb") as log:
-        return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+    with log.open("wb") as file:
+        return subprocess.Popen(command, stdout=file, stderr=file, env=environment, start_new_session=True)
+
+
+def attend(workers: subprocess.Popen, result: Path, look: Callable[[], None] = lambda: None) -> str:
+    """Wait for the workers, looking at their records; a signal lets them save and stop. Its name, or "".
+
+    torchrun waits five minutes for the nodes that left before it: it is ended once the result has been there for a
+    while. Taught in chapter 14_scaling_out.
+    """
+    interrupts, told, ended = Interrupts(), False, math.inf
+    try:
+        with interrupts:
+            while workers.poll() is None:
+                time.sleep(POLL)
+                look()
+                if ended == math.inf and result.exists():
+                    ended = time.monotonic()
+                if time.monotonic() - ended > LEAVING:
+                    workers.kill()  # deaf while it waits for the others; all is written
+                if interrupts.asked and not told:
+                    workers.terminate()  # torchrun hands it on
+                    told = True
+    except KeyboardInterrupt:
+        interrupts.asked = interrupts.asked or "SIGINT"
+    finally:
+        if workers.poll() is None:
+            workers.terminate()
+            workers.wait()
+    look()
+    return interrupts.asked
 
 
 def follow(command: Sequence[str], count: int, run_dir: Path, observers: Sequence[Observer]) -> Result:
     """Start the workers, hand on their records, return their result; an interrupt lets them save and stop.
 
-    Raises UserError with the line of a worker that raised one, RuntimeError with the traceback of any other
-    failure. Taught in chapter 14_scaling_out.
+    Raises UserError with the line of a worker that raised one, KeyboardInterrupt where the workers were stopped before
+    they had anything to save, RuntimeError with the traceback of any other failure. Taught in chapter 14_scaling_out.
     """
-    (run_dir / RESULT).unlink(missing_ok=True)  # of a part of the run that was stopped
+    for old in (run_dir / RESULT, *run_dir.glob("workers*.log")):
+        old.unlink(missing_ok=True)  # of a part of the run that was stopped
     follower = Follower(run_dir, observers)
-    workers = start(command, count, run_dir)
-    try:
-        while workers.poll() is None:
-            time.sleep(POLL)
-            follower.look()
-    except KeyboardInterrupt:
-        workers.terminate()  # torchrun hands it on; the workers save and stop
-        workers.wait()
-    finally:
-        if workers.poll() is None:
-            workers.terminate()
-            workers.wait()
-    follower.look()
+    asked = attend(start(command, count, run_dir / LOG), run_dir / RESULT, follower.look)
     if (run_dir / RESULT).exists():
         return Result.model_validate_json((run_dir / RESULT).read_text(encoding="utf-8"))
-    raise failure(run_dir / LOG)
+    error = failure(run_dir)
+    raise KeyboardInterrupt(asked) if asked and not isinstance(error, UserError) else error
 
 
-def failure(log: Path) -> Exception:
-    """What the first worker that failed said: its own line, or its own traceback. Taught in chapter 14_scaling_out."""
-    text = log.read_text(encoding="utf-8", errors="replace")
-    if said := re.search(r"UserError: (.+)", text):
-        return UserError(said[1])
-    start = text.find("Traceback (most recent call last)")
-    return RuntimeError(f"a worker failed, see {log}:\n{text[start:][:4000] if start >= 0 else text[-2000:]}")
+def failure(run_dir: Path) -> Exception:
+    """What the first worker that failed said: its own line, or its own traceback; from the logs of all nodes.
+
+    Taught in chapter 14_scaling_out.
+    """
+    logs = sorted(run_dir.glob("workers*.log"))
+    texts = {log: log.read_text(encoding="utf-8", errors="replace") for log in logs}
+    for kind, pattern in ((Stalled, r"Stalled: (.+)"), (UserError, r"UserError: (.+)")):
+        for text in texts.values():
+            if said := re.search(pattern, text):
+                return kind(said[1])
+    told = {log: text[at:][:4000] for log, text in texts.items() if (at := text.find(TRACEBACK)) >= 0}
+    # A worker whose peer is gone only says that: the one that failed by itself comes first.
+    for log in sorted(told, key=lambda log: "Connection" in told[log]):
+        return RuntimeError(f"a worker failed, see {log}:\n{told[log]}")
+    return RuntimeError(f"the workers ended without a result, see {run_dir / LOG}:\n{''.join(texts.values())[-2000:]}")

@@ -23,10 +23,7 @@ from nanolearn.train.records import LOCK, only_writer
 RECIPE, EXECUTION, DATA, TOKENIZER = "recipe.json", "execution.json", "data.json", "tokenizer"
 TOKENISE_NOW = 100e6  # bytes of text up to which a corpus is tokenised before the first step
 BUILT: dict[str, object] = {
-    "nodes": 1,
     "disk_gb": 0.0,
-    "recompute": "none",
-    "master": "fp32",
     "attention": "auto",
     "tracker": "none",
 }
@@ -40,6 +37,21 @@ def refuse_unbuilt(execution: Execution) -> None:
     for name, usual in BUILT.items():
         if (wish := getattr(execution, name)) != usual:
             raise UserError(f"{name}={wish} is not built yet", f"leave it at {usual}")
+
+
+def check_nodes(execution: Execution) -> None:
+    """Raises UserError for several nodes that have no place to meet. Taught in chapter 14_scaling_out.
+
+    >>> check_nodes(Execution(nodes=2, rendezvous="node0:29500"))
+    """
+    host, colon, port = execution.rendezvous.rpartition(":")
+    right = bool(host and colon) and port.isdigit() and 0 < int(port) < 65536
+    if execution.rendezvous and not right:
+        raise UserError(f"rendezvous={execution.rendezvous}", "give HOST:PORT of the first node, such as node0:29500")
+    if execution.nodes > 1 and not right:
+        raise UserError(
+            f"nodes={execution.nodes} without a place to meet", "give rendezvous=HOST:29500 of the first node"
+        )
 
 
 @dataclass(frozen=True)

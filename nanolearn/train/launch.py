@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 from torch.distributed.elastic.multiprocessing.errors import record
@@ -26,10 +27,13 @@ from nanolearn.tokenizer import Tokenizer
 from nanolearn.tokenizer import train as train_tokenizer
 from nanolearn.train.agent import die_with_starter
 from nanolearn.train.follow import follow
-from nanolearn.train.identity import check_recipe, kept_tokenizer, refuse_unbuilt, write_settings
+from nanolearn.train.identity import check_nodes, check_recipe, kept_tokenizer, refuse_unbuilt, write_settings
+from nanolearn.train.outcome import note
 from nanolearn.train.records import Console, Observer, Result, finished, only_writer
 from nanolearn.train.trainer import train
+from nanolearn.train.viewer import held, watch
 
+JOINING = 3600  # seconds that the nodes wait for each other
 TOKENIZER_BYTES = 2_000_000_000  # of text: merges of a larger sample are the same but for the rarest
 
 
@@ -53,47 +57,65 @@ def launch(
     """Run a recipe on a machine: prepare corpus and tokenizer, train or take up, return the result.
 
     One device: in this process. Several: torchrun on this host, followed from here; `observers` see every
-    record either way. Raises SimulatedLaunch at the moment of launch on a simulated machine, UserError when
-    the devices aren't there or a worker says so. Taught in chapter 07_pretrain.
+    record either way. A run that another process trains is only watched. Raises SimulatedLaunch at the moment
+    of launch on a simulated machine, UserError when the devices aren't there or a worker says so, Stalled when a
+    rank came to no end. Taught in chapter 07_pretrain.
     """
     refuse_unbuilt(execution)  # before anything is fetched, also where devices are only simulated
+    check_nodes(execution)
     run_dir = Path(run_dir).resolve()
     machine = select(machine, execution.device)
-    count = execution.world(machine)
     if done := finished(run_dir, recipe.digest):
         return done
+    if held(run_dir):
+        check_recipe(run_dir, recipe)
+        return watch(run_dir, observers, say)
+    note(run_dir)
     with only_writer(run_dir):
         check_recipe(run_dir, recipe)
         write_settings(run_dir, recipe, execution)
-    command = torchrun(run_dir, count)
+    count, alone = execution.local_world(machine), execution.world(machine) == 1
+    command = torchrun(run_dir, count, rendezvous(recipe, execution, host=True))
     if machine.simulated:
         raise SimulatedLaunch(
             f"simulated {machine.label.removesuffix(' (simulated)')}: everything up to the launch was done",
-            f"would start {' '.join(command)}" if count > 1 else "would start in this process",
+            "would start in this process" if alone else f"would start {' '.join(command)}",
         )
     source, tokenizer = prepare(recipe, run_dir, say)
-    if count == 1:
-        return train(
-            recipe,
-            execution,
-            run_dir,
-            machine=machine,
-            source=source,
-            tokenizer=tokenizer,
-            observers=observers,
-            begun=begun,
-        )
-    return follow(command, count, run_dir, observers)
+    if not alone:
+        return follow(command, count, run_dir, observers)
+    settings: Any = {"machine": machine, "source": source, "tokenizer": tokenizer}
+    return train(recipe, execution, run_dir, **settings, observers=observers, begun=begun)
 
 
-def torchrun(run_dir: Path, count: int) -> list[str]:
-    """The command that starts the workers. Taught in chapter 07_pretrain.
+def torchrun(run_dir: Path, count: int, meeting: Sequence[str] = ("--standalone",)) -> list[str]:
+    """The command that starts this node's workers. Taught in chapter 07_pretrain.
 
     >>> torchrun(Path("runs/a"), 8)[1:]
     ['-m', 'nanolearn.train.agent', '--standalone', '--nproc-per-node=8', '-m', 'nanolearn.train.launch', 'runs/a']
     """
-    launcher = [sys.executable, "-m", "nanolearn.train.agent", "--standalone", f"--nproc-per-node={count}"]
+    launcher = [sys.executable, "-m", "nanolearn.train.agent", *meeting, f"--nproc-per-node={count}"]
     return [*launcher, "-m", "nanolearn.train.launch", str(run_dir)]
+
+
+def rendezvous(recipe: Recipe, execution: Execution, host: bool) -> tuple[str, ...]:
+    """Where the nodes of a run meet, as torchrun's options; `host`: on the node that the address belongs to.
+
+    >>> rendezvous(Recipe.from_depth(4), Execution(), host=True)
+    ('--standalone',)
+
+    Taught in chapter 14_scaling_out.
+    """
+    if execution.nodes == 1:
+        return ("--standalone",)
+    return (
+        f"--nnodes={execution.nodes}",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={execution.rendezvous}",
+        f"--rdzv-id={recipe.digest[:16]}",
+        # Said, not guessed from the host's names: an alias is no name that a host knows itself by.
+        f"--rdzv-conf=is_host={int(host)},join_timeout={JOINING}",
+    )
 
 
 def prepare(

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.utils import get_total_norm
 
 from nanolearn import distributed, flops, host
+from nanolearn.data.batch import Batch
 from nanolearn.data.loader import FixedRows, Loader
 from nanolearn.data.prefetch import Prefetcher
 from nanolearn.data.sources import Source
@@ -35,9 +35,11 @@ from nanolearn.plan import choose_micro_batch
 from nanolearn.recipe import Recipe
 from nanolearn.tokenizer import Tokenizer
 from nanolearn.train import checkpoint
-from nanolearn.train.checkpoint import MODEL, OPTIMIZER, Manifest, NotSaved
+from nanolearn.train.checkpoint import MODEL, OPTIMIZER, Manifest
 from nanolearn.train.identity import claim, open_data, refuse_unbuilt
 from nanolearn.train.records import RESULT, Observer, Records, Result, finished, only_writer
+from nanolearn.train.saving import Saved, Saver
+from nanolearn.train.stall import Pulse
 from nanolearn.train.watch import Clock, Interrupts, KernelTime, Verdict, Watch, peak_memory
 
 PROMPTS = ("", "The history of", "The people of the United States")
@@ -128,19 +130,29 @@ class Run:
         self.identity = distributed.on_main(lambda: claim(run_dir, recipe, execution, tokenizer, self.data))
         chosen = choose_dtype(machine, execution.dtype)
         self.dtype = str(chosen.value)
-        self.model = materialize(recipe.gpt_config(), self.device, recipe.seed, getattr(torch, self.dtype))
+        self.model = materialize(
+            recipe.gpt_config(),
+            self.device,
+            recipe.seed,
+            getattr(torch, self.dtype),
+            recompute=execution.recompute,
+        )
         self.parameters = list(self.model.parameters())
-        self.optimizer = Optimizer(self.model, recipe.rates())
+        self.optimizer = Optimizer(self.model, recipe.rates(), execution.master)
         self.schedule = recipe.schedule()
         self.watch = Watch(scaled=self.dtype == "float16")
         self.interrupts = Interrupts()
+        self.pulse = Pulse(run_dir, self.world, execution.stall_minutes)
         self.samples: list[dict[str, str]] = []
         self.notes, self.observers, self.opened = [f"{self.dtype}: {chosen.reason}"], observers, ExitStack()
 
     def _open(self) -> None:
         """Take up where the run stopped: its newest checkpoint, then its rows and records from there on."""
+        self.opened.enter_context(self.pulse)
         self._resume(self.notes.append)
         self.first = self.done
+        self.saver = Saver(self.run_dir, self._tensors(), self.execution.keep_last, self.execution.keep_every)
+        self.opened.callback(self.saver.close)
         self._open_rows()
         if self.world.main:
             self.records = Records(self.run_dir, self.done, self.observers)
@@ -153,6 +165,7 @@ class Run:
             return
         checkpoint.check_identity(found.path, found.manifest.identity, self.identity)
         checkpoint.load(found, self._tensors())
+        self.optimizer.restored()
         manifest = found.manifest
         self.done, self.row, self.tokens, self.saved = manifest.step, manifest.row, manifest.tokens, manifest.step
         self.watch.restore(manifest.watch)
@@ -160,7 +173,7 @@ class Run:
         note(f"going on from step {self.done:,}, row {self.row:,}")
 
     def _tensors(self) -> dict[str, Tensor]:
-        weights = {MODEL + name: p.detach() for name, p in self.model.named_parameters()}
+        weights = {MODEL + name: tensor for name, tensor in self.optimizer.weights().items()}
         return weights | {OPTIMIZER + name: tensor for name, tensor in self.optimizer.state_dict().items()}
 
     def _open_rows(self) -> None:
@@ -224,21 +237,25 @@ class Run:
 
     def go(self) -> Result:
         """Begin or go on; step until the horizon, the time limit or a signal; then measure and write the result."""
-        self._open()
-        self.clock.add("start", self.clock.elapsed() - sum(self.clock.seconds.values()))
-        with self.interrupts:
-            while self.done < self.recipe.steps and not self.stopped:
-                self._after(self.step())
-            return self._finish()
+        try:
+            self._open()
+            self.clock.add("start", self.clock.elapsed() - sum(self.clock.seconds.values()))
+            with self.interrupts:
+                while self.done < self.recipe.steps and not self.stopped:
+                    self._after(self.step())
+                return self._finish()
+        except KeyboardInterrupt:
+            if self.pulse.error is not None:
+                raise self.pulse.error from None
+            raise
 
     def step(self) -> Verdict:
         """One optimizer step, from rows to a record."""
         begun, stalled = time.perf_counter(), self.batches.stall_seconds
         sums = self._accumulate()
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        norm = get_total_norm(gradients)  # global: after the reduction
-        values = torch.cat([sums, norm.to(sums.dtype).view(1)])  # (4,)
-        nats, targets, stop, norm = values.tolist()  # the host waits for the device here, and nowhere else
+        nats, targets, stop, squares = sums.tolist()  # the host waits for the device here, and nowhere else
+        self.pulse.beat("optimizer")
+        norm = math.sqrt(squares)
         waited, stall = time.perf_counter(), self.batches.stall_seconds - stalled
         # Micro-batches were divided by the tokens of a full batch and multiplied by the loss scale.
         factor = self.recipe.batch_tokens / targets / self.watch.scale if targets else math.nan
@@ -247,36 +264,46 @@ class Run:
         verdict = self.watch.judge(number, loss, norm * factor)
         kernels = self.kernels.take()
         if not verdict.skip:
-            self._update(gradients, factor)
+            self._update(factor)
         self.optimizer.zero_grad()
         ended = time.perf_counter()
         self.clock.add("waiting for data", stall)
-        self.clock.add("forward and backward", waited - begun - stall - kernels)
+        compiling = self.compiling.value and self.done == self.first
+        self.clock.add(
+            "first step, compiling" if compiling else "forward and backward", waited - begun - stall - kernels
+        )
         self.clock.add("optimizer", ended - waited + kernels)
         self._count(stop)
         self._record(loss, norm * factor, verdict, ended - begun, stall)
         return verdict
 
     def _accumulate(self) -> Tensor:
-        """Forward and backward over this step's rows: nats, targets and the wish to stop, summed over ranks (3,)."""
+        """Forward and backward over this step's rows. Over all ranks: nats, targets, wishes to stop, and squares of the
+        summed gradient (4,)."""
         wide = torch.float32 if self.device.type == "mps" else torch.float64  # Apple's devices have no float64
-        sums = torch.zeros(3, dtype=wide, device=self.device)
-        for _ in range(self.accumulation):
+        sums = torch.zeros(4, dtype=wide, device=self.device)
+        for left in reversed(range(self.accumulation)):
+            self.pulse.beat("data")
             batch = next(self.batches)
+            self.pulse.beat("forward and backward")
             if self.epoch is None:
                 self.epoch = batch.epoch
             nats = self.loss_sum(batch.inputs, batch.targets)
+            if not left:
+                self.optimizer.expect()
             (nats * (self.watch.scale / self.recipe.batch_tokens)).backward()
             sums[0] += nats.detach()
             sums[1] += (batch.targets >= 0).sum()
         self.batch = batch
         sums[2] = float(bool(self._wish()))
-        distributed.sum_gradients(self.parameters)
+        self.pulse.beat("reduce")
+        self.optimizer.collect()
+        sums[3] = self.optimizer.square_sum()
         return distributed.reduce_sum_(sums)
 
-    def _update(self, gradients: list[Tensor], factor: float) -> None:
+    def _update(self, factor: float) -> None:
         if factor != 1.0:
-            torch._foreach_mul_(gradients, factor)
+            torch._foreach_mul_(self.optimizer.owned_gradients(), factor)
         self.kernels.mark(0)
         schedule, step = self.schedule, self.done
         self.optimizer.step(schedule.rate(step), schedule.momentum(step), schedule.decay(step))
@@ -288,6 +315,7 @@ class Run:
 
     def _count(self, stop: float) -> None:
         self.done += 1
+        self.pulse.stepped(self.done)
         self.row += self.recipe.rows_per_step
         self.tokens += self.recipe.batch_tokens
         if self.first_step is None:
@@ -325,6 +353,7 @@ class Run:
 
     def _after(self, verdict: Verdict) -> None:
         """What is due after a step: validation, samples, a checkpoint; the end of a run that is broken."""
+        self._ended(self.saver.poll())
         if verdict.stop:
             raise UserError(verdict.stop, f"look at {self.run_dir}; lower rates, or resume_from an earlier checkpoint")
         last = self.done == self.recipe.steps
@@ -335,9 +364,9 @@ class Run:
                 self._sample()
         # Last, so that no resume begins after a step whose validation or samples were never recorded.
         if self.done % self.save_every == 0 or last or self.stopped:
-            self._save()
+            self._save(wait=last or bool(self.stopped))
 
-    def _save(self) -> None:
+    def _save(self, wait: bool) -> None:
         manifest = Manifest(
             step=self.done,
             row=self.row,
@@ -347,26 +376,29 @@ class Run:
             watch=self.watch.state(),
             seconds=self.clock.totals(),
         )
+        self.pulse.beat("checkpoint")
         with self.clock("checkpoint"):
-            begun = time.perf_counter()
             if self.records is not None:
                 self.records.sync()
-            try:
-                found = checkpoint.save(self.run_dir, self._tensors(), manifest, self.execution.keep_last)
-            except NotSaved as error:
-                self.refused = str(error)
+            self.saver.start(self._tensors(), manifest)
+            ended = self.saver.wait() if wait else self.saver.poll()
+        self._ended(ended)
+
+    def _ended(self, saves: Sequence[Saved]) -> None:
+        for save in saves:
+            if save.found is None:
+                self.refused = str(save.refused)
                 kept = f"step {self.saved} stays the newest checkpoint" if self.saved >= 0 else "nothing is saved yet"
-                self.tell("event", say=f"{error}; the run goes on, {kept}")
-                return
-        self.saved, self.refused = self.done, ""
-        took = time.perf_counter() - begun
-        self.tell("checkpoint", path=str(found.path), bytes=found.manifest.bytes, seconds=took)
+                self.tell("event", say=f"{save.refused}; the run goes on, {kept}")
+                continue
+            self.saved, self.refused = save.step, ""
+            path, size = str(save.found.path), save.found.manifest.bytes
+            self.tell("checkpoint", step=save.step, path=path, bytes=size, seconds=save.seconds, stall=save.stall)
 
     def _validate(self, rows: int) -> None:
         with self.clock("validation"):
             found = self.val.batches(self.micro_batch, rows, self.world.rank, self.world.size)
-            batches = (replace(b, inputs=b.inputs.to(self.device), targets=b.targets.to(self.device)) for b in found)
-            self.bits = bits_per_byte(self.model, batches, self.tokenizer.token_bytes())
+            self.bits = bits_per_byte(self.model, map(self._to_device, found), self.tokenizer.token_bytes())
         self.whole = rows == self.val.n_rows
         self.tell(
             "validation",
@@ -378,9 +410,14 @@ class Run:
             whole=self.whole,
         )
 
+    def _to_device(self, batch: Batch) -> Batch:
+        self.pulse.beat("validation")  # each one: all of them may take longer than a rank may be silent
+        return replace(batch, inputs=batch.inputs.to(self.device), targets=batch.targets.to(self.device))
+
     def _sample(self) -> None:
         if not self.world.main:
             return
+        self.pulse.beat("samples")
         with self.clock("samples"):
             texts = generate(self.model, self.tokenizer, PROMPTS, SAMPLE_TOKENS, seed=self.recipe.seed)
         self.samples = [{"prompt": prompt, "text": text} for prompt, text in zip(PROMPTS, texts, strict=True)]
@@ -437,5 +474,5 @@ class Run:
         return f"complete: {self.done:,} steps, {self.tokens:,} tokens{bits}"
 
     def close(self) -> None:
-        """Stop reading ahead and close the records, as far as they were opened; nothing is lost."""
+        """Stop reading ahead, let a save end, close the records, as far as they were opened; nothing is lost."""
         self.opened.close()

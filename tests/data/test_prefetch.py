@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nanolearn.data import prefetch
-from nanolearn.data.loader import Batch
+from nanolearn.data.batch import Batch
 from nanolearn.data.prefetch import PINNED_BUFFERS, Direct, Prefetcher, Staging, mover
 
 CPU = torch.device("cpu")

@@ -1,9 +1,6 @@
 """The live curve: cheap by construction, quiet when headless, and a static picture at the end."""
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from nanolearn.lab import live
 
@@ -124,49 +121,7 @@ def test_the_last_state_stays_as_a_picture(monkeypatch):
     assert curve.axes[0].lines[0].get_xdata().tolist() == [512, 1024, 1536]
 
 
-def test_a_resumed_run_shows_its_history_but_not_the_one_that_is_gone():
-    history = [*map(step, (1, 2, 3, 4)), {"kind": "validation", "step": 4, "tokens": 2048, "bpb": 2.0}]
-    curves = live.Curves(history)
-    curves.add({"kind": "start", "step": 2})
-    curves.add(step(3, loss=4.0))
-    assert curves.loss == [(1, 512, 5.0), (2, 1024, 5.0), (3, 1536, 4.0)]
-    assert curves.bits == []
-
-
-def test_a_long_run_draws_no_more_points_than_a_short_one():
-    from nanolearn.lab import plots
-
-    _, axes = plots.figure(2)
-    live.Curves(map(step, range(1, 30_001))).draw(*axes)
-    assert len(axes[0].lines[0].get_xdata()) == live.POINTS
-
-
-def test_a_step_without_a_number_is_a_gap():
-    assert [point[0] for point in live.Curves([step(1), step(2, loss=None), step(3)]).loss] == [1, 3]
-
-
-@given(st.lists(st.floats(-1e6, 1e6), max_size=400), st.integers(1, 50))
-def test_thinning_keeps_order_bounds_and_the_mean_of_equal_groups(values, points):
-    x, y = live.thin(range(len(values)), values, points)
-    assert len(x) == len(y) == min(points, len(values))
-    assert (np.diff(x) > 0).all()
-    if values:
-        assert min(values) - 1e-6 <= y.min()
-        assert y.max() <= max(values) + 1e-6
-    if values and len(values) % points == 0:
-        assert np.isclose(y.mean(), np.mean(values), atol=1e-6)
-
-
 def test_it_works_outside_a_notebook(capsys):
     with live.LiveCurve(steps=2, tokens=1024) as curve:
         curve(step(1))
     assert "step 1/2" in capsys.readouterr().out
-
-
-def test_a_validation_over_more_text_is_no_part_of_the_curve():
-    few = {"kind": "validation", "step": 5, "tokens": 50, "bpb": 2.5, "rows": 6}
-    points = live.Curves(
-        [few, few | {"step": 10, "tokens": 100, "bpb": 2.4}, few | {"step": 10, "tokens": 100, "rows": 60}]
-    )
-    assert [bits for _, _, bits in points.bits] == [2.5, 2.4]
-    assert [bits for _, _, bits in points.final] == [2.5]

@@ -166,16 +166,6 @@ def test_samples_of_one_prompt_in_the_order_of_the_run(on_cpu, capsys):
     assert capsys.readouterr().out == "step      5: b | 5 b\nstep     10: b | 10 b\n"
 
 
-def test_plans_of_other_machines_state_what_they_rest_on(monkeypatch):
-    shown = []
-    monkeypatch.setattr(plots, "show_text", shown.append)
-    pretrain.compare_plans(24, ["8 x NVIDIA H100 80GB HBM3", "AMD Instinct MI300X"], "ratio=8")
-    (page,) = shown
-    assert page.count("1,384,122,122") == 2
-    assert "| steps | 5,568 of 1,048,576 tokens |" in page
-    assert "27.5% of 1307.4 TFLOP/s" in page
-
-
 def test_without_a_checkpoint_loading_says_so(on_cpu):
     with pytest.raises(UserError, match="has no checkpoint"):
         pretrain.load(settle())

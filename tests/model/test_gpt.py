@@ -178,3 +178,47 @@ def test_the_compiled_model_is_the_eager_one(T, recwarn):
         scale = float(weight.grad.abs().max())
         torch.testing.assert_close(other.grad, weight.grad, rtol=0, atol=1e-5 * scale, msg=name)
     assert not [str(warning.message) for warning in recwarn if "Dynamo" in str(warning.message)]
+
+
+def gradients(recompute, dtype=torch.float32, through=lambda function: function):
+    model = materialize(SMALL, "cpu", seed=0, compute_dtype=dtype, recompute=recompute)
+    tokens = torch.randint(0, SMALL.vocab_size, (2, SMALL.sequence_len), generator=torch.manual_seed(0))
+    for part in model.blocks:  # output projections start at zero, and would hide what comes before them
+        for layer in (part.attention.out, part.mlp.out):
+            torch.nn.init.normal_(layer.weight, std=0.1, generator=torch.manual_seed(1))
+    loss = through(model.loss_sum)(tokens, tokens.roll(-1, 1))
+    loss.backward()
+    return float(loss.detach()), {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("recompute", ["1", "2"])
+def test_what_is_computed_again_is_the_same_to_the_bit(recompute, dtype):
+    loss, expected = gradients("none", dtype)
+    again, found = gradients(recompute, dtype)
+    assert again == loss
+    for name, gradient in expected.items():
+        assert torch.equal(found[name], gradient), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recompute", ["1", "2"])
+def test_recomputation_inside_a_compiled_model(recompute):
+    loss, expected = gradients("none")
+    again, found = gradients(recompute, through=lambda function: torch.compile(function, backend="aot_eager"))
+    assert again == pytest.approx(loss, rel=1e-6)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize(("recompute", "calls"), [("none", 1), ("1", 2), ("2", 2)])
+def test_the_hidden_layer_is_computed_once_more_in_training_and_not_in_evaluation(recompute, calls):
+    model = materialize(SMALL, "cpu", seed=0, recompute=recompute)
+    seen = []
+    model.blocks[0].mlp.fc.register_forward_hook(lambda *_: seen.append(1))
+    tokens = torch.zeros(1, 8, dtype=torch.long)
+    model.loss_sum(tokens, tokens).backward()
+    assert len(seen) == calls
+    seen.clear()
+    model.token_nats(tokens, tokens)
+    assert len(seen) == 1

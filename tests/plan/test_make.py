@@ -73,9 +73,13 @@ def test_micro_batch_is_the_largest_power_of_two_that_fits_with_a_tenth_to_spare
         assert more.total > 0.9 * machine.memory
 
 
-def test_every_device_holds_the_whole_optimizer_state_as_the_trainer_does():
-    one, eight = (make_plan(Recipe.from_depth(24), Execution(num_devices=n), H100S) for n in (1, 8))
-    assert eight.memory.optimizer == one.memory.optimizer
+def test_every_device_holds_its_share_of_the_optimizer_state():
+    one, eight = (make_plan(Recipe.from_depth(24), Execution(num_devices=n), H100S).memory for n in (1, 8))
+    assert eight.optimizer == one.optimizer // 8
+    assert (eight.weights, eight.gradients) == (one.weights, one.gradients)
+    sharded = make_plan(Recipe.from_depth(24), Execution(num_devices=8, master="sharded"), H100S).memory
+    assert (sharded.weights, sharded.gradients) == (one.weights // 2, one.gradients // 2)
+    assert sharded.optimizer == (one.optimizer + one.weights) // 8
 
 
 @pytest.mark.parametrize(

@@ -52,3 +52,20 @@ def test_a_process_that_nobody_claimed_asks_for_nothing(monkeypatch):
     monkeypatch.setattr(agent, "die_with", lambda *args: pytest.fail("asked for a signal"))
     agent.die_with_starter(signal.SIGKILL)
     assert agent.STARTED_BY not in os.environ
+
+
+def test_torchruns_signals_all_go_to_the_handler_that_is_replaced(monkeypatch):
+    """Private names of torch: if they change, this says so, and not a save that is cut off by a second SIGTERM."""
+    import inspect
+
+    from torch.distributed.elastic.multiprocessing import api
+
+    source = inspect.getsource(api.PContext.start)
+    assert f"signal.signal(sig, {agent.HANDLER})" in source
+    assert "TORCHELASTIC_SIGNALS_TO_HANDLE" in source
+    seen = []
+    monkeypatch.setattr(agent.signal, "signal", lambda number, handler: seen.append((number, handler)))
+    with pytest.raises(api.SignalException) as raised:
+        agent._stop_once()
+    assert raised.value.sigval == signal.SIGTERM
+    assert seen == [(getattr(signal, name), signal.SIG_IGN) for name in agent.STOP]

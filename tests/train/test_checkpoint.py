@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from nanolearn.errors import UserError
-from nanolearn.train import checkpoint
+from nanolearn.train import checkpoint, writing
 from nanolearn.train.checkpoint import FOLDER, MANIFEST, Manifest, NotSaved, folder_name
 
 IDENTITY = {"recipe": "a" * 64, "tokenizer": "b" * 64, "data": "c" * 64}
@@ -57,7 +57,7 @@ def flip_a_byte(path):
 
 
 def test_round_trip_of_every_dtype_and_shape(tmp_path):
-    checkpoint.save(tmp_path, tensors(), manifest(6))
+    writing.save(tmp_path, tensors(), manifest(6))
     found = checkpoint.newest(tmp_path)
     assert found.path == tmp_path / FOLDER / "step_00000006"
     assert found.manifest.row == 48
@@ -65,14 +65,14 @@ def test_round_trip_of_every_dtype_and_shape(tmp_path):
 
 
 def test_weights_alone_under_the_models_own_names(tmp_path):
-    saved = checkpoint.save(tmp_path, tensors(), manifest(6))
+    saved = writing.save(tmp_path, tensors(), manifest(6))
     weights = checkpoint.load_weights(saved.path)
     assert set(weights) == {"blocks.0.q.weight", "scale"}
     assert torch.equal(weights["scale"], tensors()["model.scale"])
 
 
 def test_no_file_under_a_checkpoint_is_a_pickle(tmp_path):
-    checkpoint.save(tmp_path, tensors(), manifest(6))
+    writing.save(tmp_path, tensors(), manifest(6))
     files = [path for path in (tmp_path / FOLDER).rglob("*") if path.is_file()]
     assert {path.suffix for path in files} == {".safetensors", ".json"}
     for path in files:
@@ -82,45 +82,45 @@ def test_no_file_under_a_checkpoint_is_a_pickle(tmp_path):
 
 
 def test_weights_and_optimizer_state_lie_in_different_files(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "FILE_BYTES", 100)
-    saved = checkpoint.save(tmp_path, tensors(), manifest(6))
+    monkeypatch.setattr(writing, "FILE_BYTES", 100)
+    saved = writing.save(tmp_path, tensors(), manifest(6))
     assert len(saved.manifest.files) > 2
     assert equal(loaded(checkpoint.newest(tmp_path)), tensors())
 
 
 def test_keep_last_deletes_older_ones_only(tmp_path):
     for step in (2, 4, 6):
-        checkpoint.save(tmp_path, tensors(step), manifest(step), keep_last=2)
+        writing.save(tmp_path, tensors(step), manifest(step), keep_last=2)
     assert sorted(os.listdir(tmp_path / FOLDER)) == [folder_name(4), folder_name(6)]
 
 
 def test_c1_a_half_written_checkpoint_is_never_chosen(tmp_path):
-    saved = checkpoint.save(tmp_path, tensors(), manifest(4))
+    saved = writing.save(tmp_path, tensors(), manifest(4))
     half = saved.path.with_name(folder_name(8))
     shutil.copytree(saved.path, half)
     (half / MANIFEST).unlink()
     shutil.copytree(saved.path, saved.path.with_name(".writing-step_00000009"))
     assert checkpoint.newest(tmp_path).manifest.step == 4
     assert checkpoint.resume_point(tmp_path).manifest.step == 4  # and moves the half-written one out of the way
-    checkpoint.save(tmp_path, tensors(8.0), manifest(8))
+    writing.save(tmp_path, tensors(8.0), manifest(8))
     assert equal(loaded(checkpoint.newest(tmp_path)), tensors(8.0))
     assert sorted(os.listdir(tmp_path / FOLDER)) == [checkpoint.ASIDE, folder_name(4), folder_name(8)]
 
 
 SAVER = """
 import sys, torch
-from nanolearn.train import checkpoint
+from nanolearn.train import checkpoint, writing
 from nanolearn.train.checkpoint import Manifest
 
 def save(step, tensors):
     empty = dict(row=0, tokens=0, ranks=1, identity={}, watch={}, seconds={})
-    checkpoint.save(sys.argv[1], tensors, Manifest(step=step, **empty))
+    writing.save(sys.argv[1], tensors, Manifest(step=step, **empty))
 """
 
 KILLED = (
     SAVER
     + """
-checkpoint.FILE_BYTES = 1 << 20
+writing.FILE_BYTES = 1 << 20
 tensors = {f"model.{i}": torch.full((1 << 18,), float(i)) for i in range(8)}
 print("ready", flush=True)
 for step in range(1, 10_000):
@@ -143,7 +143,7 @@ def test_c1_killed_at_any_instant_the_newest_is_whole(tmp_path, wait):
 
 
 def test_c3_cursor_and_weights_are_one_unit(tmp_path):
-    saved = checkpoint.save(tmp_path, tensors(), manifest(6))
+    saved = writing.save(tmp_path, tensors(), manifest(6))
     stored = json.loads((saved.path / MANIFEST).read_text())
     assert (stored["step"], stored["row"], stored["tokens"]) == (6, 48, 1536)
     assert set(stored["files"]) == {path.name for path in saved.path.glob("*.safetensors")}
@@ -151,8 +151,8 @@ def test_c3_cursor_and_weights_are_one_unit(tmp_path):
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "remove", "manifest"])
 def test_c4_a_damaged_checkpoint_is_passed_over_and_said(tmp_path, harm):
-    checkpoint.save(tmp_path, tensors(), manifest(4))
-    newest = checkpoint.save(tmp_path, tensors(1.0), manifest(8)).path
+    writing.save(tmp_path, tensors(), manifest(4))
+    newest = writing.save(tmp_path, tensors(1.0), manifest(8)).path
     shard = sorted(newest.glob("*.safetensors"))[0]
     if harm == "flip":
         flip_a_byte(shard)
@@ -171,17 +171,17 @@ def test_c4_a_damaged_checkpoint_is_passed_over_and_said(tmp_path, harm):
 
 
 def test_c4_going_on_after_damage_sets_it_aside_and_the_step_can_be_saved_again(tmp_path):
-    checkpoint.save(tmp_path, tensors(), manifest(4))
-    flip_a_byte(next(checkpoint.save(tmp_path, tensors(1.0), manifest(8)).path.glob("*.safetensors")))
+    writing.save(tmp_path, tensors(), manifest(4))
+    flip_a_byte(next(writing.save(tmp_path, tensors(1.0), manifest(8)).path.glob("*.safetensors")))
     assert checkpoint.resume_point(tmp_path, lambda text: None).manifest.step == 4
     assert len(list((tmp_path / FOLDER / checkpoint.ASIDE).glob("step_00000008.*/manifest.json"))) == 1
-    checkpoint.save(tmp_path, tensors(2.0), manifest(6))
-    checkpoint.save(tmp_path, tensors(3.0), manifest(8))
+    writing.save(tmp_path, tensors(2.0), manifest(6))
+    writing.save(tmp_path, tensors(3.0), manifest(8))
     assert equal(loaded(checkpoint.newest(tmp_path)), tensors(3.0))
 
 
 def test_a_folder_of_a_persons_own_is_left_alone(tmp_path):
-    checkpoint.save(tmp_path, tensors(), manifest(4))
+    writing.save(tmp_path, tensors(), manifest(4))
     shutil.copytree(tmp_path / FOLDER / folder_name(4), tmp_path / FOLDER / "step_old")
     assert checkpoint.resume_point(tmp_path).manifest.step == 4
     assert checkpoint.newest(tmp_path).path.name == folder_name(4)
@@ -190,7 +190,7 @@ def test_a_folder_of_a_persons_own_is_left_alone(tmp_path):
 
 def test_resuming_from_a_chosen_step_gives_up_the_later_ones(tmp_path):
     for step in (2, 4, 6):
-        checkpoint.save(tmp_path, tensors(step), manifest(step), keep_last=3)
+        writing.save(tmp_path, tensors(step), manifest(step), keep_last=3)
     assert checkpoint.resume_point(tmp_path, step=4).manifest.step == 4
     assert checkpoint.newest(tmp_path).manifest.step == 4
     with pytest.raises(UserError, match="there is no checkpoint .*step_00000006"):
@@ -198,14 +198,14 @@ def test_resuming_from_a_chosen_step_gives_up_the_later_ones(tmp_path):
 
 
 def test_c4_when_all_are_damaged_a_person_decides(tmp_path):
-    flip_a_byte(next(checkpoint.save(tmp_path, tensors(), manifest(4)).path.glob("*.safetensors")))
+    flip_a_byte(next(writing.save(tmp_path, tensors(), manifest(4)).path.glob("*.safetensors")))
     with pytest.raises(UserError, match="move that folder away"):
         checkpoint.newest(tmp_path, lambda text: None)
 
 
 @pytest.mark.parametrize("name", sorted(IDENTITY))
 def test_c5_another_recipe_tokenizer_or_corpus_is_refused_by_name(tmp_path, name):
-    found = checkpoint.save(tmp_path, tensors(), manifest(4))
+    found = writing.save(tmp_path, tensors(), manifest(4))
     saved = found.manifest.identity
     checkpoint.check_identity(found.path, saved, IDENTITY)
     with pytest.raises(UserError, match=f"another {name} \\({IDENTITY[name][:12]}, now dddddddddddd\\)"):
@@ -213,7 +213,7 @@ def test_c5_another_recipe_tokenizer_or_corpus_is_refused_by_name(tmp_path, name
 
 
 def test_another_set_of_tensors_is_refused(tmp_path):
-    found = checkpoint.save(tmp_path, tensors(), manifest(4))
+    found = writing.save(tmp_path, tensors(), manifest(4))
     with pytest.raises(UserError, match="other tensors"):
         checkpoint.load(found, {**zeros(), "model.new": torch.zeros(1)})
 
@@ -245,14 +245,14 @@ def test_c6_a_disk_that_refuses_leaves_the_old_checkpoint_and_the_next_save_work
 
 
 def test_c6_a_failure_before_the_rename_leaves_nothing_behind(tmp_path, monkeypatch):
-    checkpoint.save(tmp_path, tensors(), manifest(4))
+    writing.save(tmp_path, tensors(), manifest(4))
 
     def refuse(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "_commit", refuse)
+    monkeypatch.setattr(writing, "_commit", refuse)
     with pytest.raises(NotSaved, match="No space left on device"):
-        checkpoint.save(tmp_path, tensors(), manifest(8))
+        writing.save(tmp_path, tensors(), manifest(8))
     assert os.listdir(tmp_path / FOLDER) == [folder_name(4)]
 
 

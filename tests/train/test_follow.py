@@ -10,6 +10,7 @@ from nanolearn.train import follow as room
 from nanolearn.train.agent import STARTED_BY
 from nanolearn.train.follow import Follower, failure, follow, start
 from nanolearn.train.records import NAME, Records
+from nanolearn.train.stall import Stalled
 
 
 def step(number: int, **more) -> dict:
@@ -68,16 +69,23 @@ def test_a_resume_that_cuts_nothing_goes_on(tmp_path, seen):
 def test_what_a_worker_said_is_what_a_person_reads(tmp_path):
     log = tmp_path / "workers.log"
     log.write_text("noise\nnanolearn.errors.UserError: no corpus 'x': give one\nRoot Cause: exit 1\n")
-    assert str(failure(log)) == "no corpus 'x': give one"
+    assert str(failure(tmp_path)) == "no corpus 'x': give one"
+    log.write_text("noise\nStalled: no rank came on: wait\nUserError: another, from the way out\n")
+    assert isinstance(failure(tmp_path), Stalled)
+    log.write_text("noise\nTraceback (most recent call last):\n  File a\nRuntimeError: Connection closed by peer\n")
+    other = tmp_path / "workers.node1-5.log"
+    other.write_text("Traceback (most recent call last):\n  File a\nIndexError: b\n")
+    assert "IndexError" in str(failure(tmp_path))  # what the second node said: the first only lost it
+    other.unlink()
     log.write_text("noise\nTraceback (most recent call last):\n  File a\nZeroDivisionError: b\n")
-    assert "ZeroDivisionError" in str(failure(log))
+    assert "ZeroDivisionError" in str(failure(tmp_path))
 
 
 WORKER = "import json, os; print(json.dumps([os.getsid(0), dict(os.environ)]))"
 
 
 def test_workers_have_their_own_session_and_time_for_a_large_save(tmp_path):
-    assert start([sys.executable, "-c", WORKER], 2, tmp_path).wait() == 0
+    assert start([sys.executable, "-c", WORKER], 2, tmp_path / room.LOG).wait() == 0
     session, environment = json.loads((tmp_path / room.LOG).read_text())
     assert session != os.getsid(0)
     assert environment["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == str(room.GRACE)

@@ -12,7 +12,7 @@ from nanolearn.train.identity import RECIPE, claim, kept_tokenizer, open_data, r
 from nanolearn.train.records import only_writer
 
 
-@pytest.mark.parametrize("wish", [{"recompute": "1"}, {"master": "none"}, {"attention": "flash"}])
+@pytest.mark.parametrize("wish", [{"attention": "flash"}])
 def test_a_wish_that_would_be_ignored_is_refused(wish):
     with pytest.raises(UserError, match="not built yet"):
         refuse_unbuilt(Execution(**wish))
@@ -71,3 +71,15 @@ def test_a_folder_that_cannot_be_moved_is_one_line(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "rename", busy)
     with pytest.raises(UserError, match="can't be moved aside .Device or resource busy.: give another run_dir"):
         set_aside(run)
+
+
+def test_t9_more_steps_on_resume_are_another_recipe_and_are_refused_before_anything_changes(tiny, tmp_path):
+    """The schedule hangs on the horizon: with another one the rate would jump in the middle of a run."""
+    tiny.train(tmp_path / "run", tiny.recipe(steps=6))
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir() if path.is_file()}
+    with pytest.raises(UserError, match="another recipe"):
+        tiny.train(tmp_path / "run", tiny.recipe(steps=12))
+    after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "run").iterdir() if path.is_file()}
+    assert {n: t for n, t in after.items() if n != ".lock"} == {n: t for n, t in before.items() if n != ".lock"}
+    rates = [tiny.recipe(steps=steps).schedule().rate(5) for steps in (6, 12)]
+    assert rates[1] > 2 * rates[0]  # what would have happened

@@ -41,6 +41,24 @@ def test_a_simulated_machine_stops_at_the_moment_of_launch(tmp_path, monkeypatch
     assert not torch.cuda.is_initialized()
 
 
+def test_several_nodes_meet_where_they_are_told_and_no_context_is_made_here(tmp_path, monkeypatch):
+    monkeypatch.setenv("NANOLEARN_SIMULATE", "8 x NVIDIA H100 80GB HBM3")
+    recipe, nodes = Recipe.from_depth(24), Execution(nodes=2, rendezvous="node0:29500")
+    with pytest.raises(SimulatedLaunch) as raised:
+        launch(recipe, nodes, tmp_path / "run", machine=detect())
+    said = str(raised.value)
+    for words in (
+        f"--nnodes=2 --rdzv-backend=c10d --rdzv-endpoint=node0:29500 --rdzv-id={recipe.digest[:16]}",
+        "--rdzv-conf=is_host=1,",
+        "--nproc-per-node=8 -m nanolearn.train.launch",
+    ):
+        assert words in said
+    assert "standalone" not in said
+    assert nodes.world(detect()) == 16
+    assert "is_host=0" in room.rendezvous(recipe, nodes, host=False)[-1]
+    assert not torch.cuda.is_initialized()
+
+
 def test_an_unbuilt_wish_is_refused_before_anything_is_fetched_or_written(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(room, "open_source", lambda spec: pytest.fail("fetched"))
     wish = tiny.execution(attention="flash")
@@ -48,7 +66,7 @@ def test_an_unbuilt_wish_is_refused_before_anything_is_fetched_or_written(tiny, 
         launch(tiny.recipe(), wish, tmp_path / "run", machine=cpu())
     monkeypatch.setenv("NANOLEARN_SIMULATE", "8 x NVIDIA H100 80GB HBM3")
     with pytest.raises(UserError, match="not built yet"):
-        launch(Recipe.from_depth(24), Execution(recompute="1"), tmp_path / "run", machine=detect())
+        launch(Recipe.from_depth(24), Execution(attention="flash"), tmp_path / "run", machine=detect())
     assert not (tmp_path / "run").exists()
 
 

@@ -21,7 +21,7 @@ from nanolearn.hardware import Choice
 from nanolearn.model.gpt import GPT
 from nanolearn.model.materialize import materialize
 from nanolearn.tokenizer import train as train_tokenizer
-from nanolearn.train import checkpoint, trainer, watch
+from nanolearn.train import checkpoint, saving, trainer, watch
 from nanolearn.train.checkpoint import NotSaved
 from nanolearn.train.records import ASIDE, only_writer, read
 from tests.train.conftest import losses, rows, write_corpus
@@ -188,9 +188,9 @@ def test_who_asks_for_a_stop_waits_for_the_save_only(tiny, tmp_path):
 
 
 def test_the_history_is_on_the_disk_before_the_checkpoint(tiny, tmp_path, monkeypatch):
-    order, sync, save = [], trainer.Records.sync, checkpoint.save
+    order, sync, save = [], trainer.Records.sync, saving.save
     monkeypatch.setattr(trainer.Records, "sync", lambda self: (order.append("records"), sync(self)))
-    monkeypatch.setattr(checkpoint, "save", lambda *args: (order.append("checkpoint"), save(*args))[1])
+    monkeypatch.setattr(saving, "save", lambda *args: (order.append("checkpoint"), save(*args))[1])
     tiny.train(tmp_path / "run")
     assert order == ["records", "checkpoint"]
 
@@ -423,14 +423,14 @@ def test_c4_a_damaged_newest_checkpoint_is_said_and_the_one_before_it_used(tiny,
 
 
 def test_c6_a_save_that_fails_is_said_and_the_run_goes_on(tiny, tmp_path, monkeypatch):
-    real, fail = checkpoint.save, [True]
+    real, fail = saving.save, [True]
 
     def save(*args):
         if fail.pop() if fail else False:
             raise NotSaved("the checkpoint of step 6 was not saved (No space left on device)")
         return real(*args)
 
-    monkeypatch.setattr(checkpoint, "save", save)
+    monkeypatch.setattr(saving, "save", save)
     result = tiny.train(tmp_path / "run", save_every=6)
     assert result.complete
     said = [record["say"] for record in read(tmp_path / "run", "event")]
@@ -457,7 +457,7 @@ def test_a_run_dir_that_cannot_be_is_one_line(tiny, tmp_path):
 
 def test_a_wish_that_would_be_ignored_is_refused(tiny, tmp_path):
     with pytest.raises(UserError, match="not built yet"):
-        tiny.train(tmp_path / "run", recompute="1")
+        tiny.train(tmp_path / "run", attention="flash")
     assert not (tmp_path / "run").exists()
 
 
@@ -495,7 +495,8 @@ distributed.stop()
 
 
 @pytest.mark.slow
-def test_t6_promise_1_c2_two_gloo_processes_agree_with_one_and_hand_over_to_one(tiny, tmp_path, float64):
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_t4_t6_promises_1_and_8_c2_gloo_processes_agree_with_one_and_hand_over_to_one(tiny, tmp_path, float64, ranks):
     recipe = tiny.recipe(packer="best_fit_pad", steps=20)
     alone = tiny.train(tmp_path / "alone", recipe, val_tokens=-1)
     run, tokenizer, script = tmp_path / "run", tmp_path / "tokenizer", tmp_path / "worker.py"
@@ -503,19 +504,19 @@ def test_t6_promise_1_c2_two_gloo_processes_agree_with_one_and_hand_over_to_one(
     script.write_text(TWO_RANKS)
     tiny.tokenizer.save(tokenizer)
     recipe.save(run / "recipe.json")
-    tiny.execution(micro_batch=2, val_tokens=-1, save_every=10).save(run / "execution.json")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    tiny.execution(micro_batch=1, val_tokens=-1, save_every=10).save(run / "execution.json")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(trainer.__file__).parents[2])}
     child = subprocess.run(
         [*command, str(script), str(run), str(tokenizer)], capture_output=True, text=True, env=environment
     )
     assert child.returncode == 0, child.stderr[-3000:]
-    assert read(run, "start")[0]["ranks"] == 2
+    assert read(run, "start")[0]["ranks"] == ranks
     assert losses(run) == pytest.approx(losses(tmp_path / "alone"), rel=1e-9)
     norms = [[r["grad_norm"] for r in read(folder, "step")] for folder in (run, tmp_path / "alone")]
     assert norms[0] == pytest.approx(norms[1], rel=1e-7)
     assert read(run, "validation")[-1]["bpb"] == pytest.approx(alone.bpb, rel=1e-9)
-    # What two ranks wrote, one takes up.
+    # What they wrote, one takes up.
     (run / "result.json").unlink()
     tiny.train(run, recipe, resume_from=10)
     assert losses(run) == pytest.approx(losses(tmp_path / "alone"), rel=1e-9)

@@ -1,0 +1,75 @@
+"""How a headless job ended, for whoever started it: which runs it began, and whether it wants to go on.
+
+A notebook can't choose an exit code. So each run that is launched leaves its directory in a file that the starter
+named, and from the results that lie there follows the code: 0 complete, 75 stopped and resumable (EX_TEMPFAIL, "try
+again later", of sysexits.h; Slurm scripts and systemd start again on it), else what papermill said.
+"""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+NOTE = "NANOLEARN_NOTE"  # a file's path, in the environment of the job
+RESULT = "result.json"
+GO_ON = 75
+STOPS = ("", "KeyboardInterrupt")  # how a notebook ends that was told to stop: "" where its kernel is gone
+
+
+def note(run_dir: Path) -> None:
+    """Leave the run's directory for the starter of this job, if there is one. Taught in chapter 07_pretrain.
+
+    >>> note(Path("runs/a"))  # nobody asked
+    """
+    if path := os.environ.get(NOTE):
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.write(f"{run_dir}\n")
+
+
+def noted(path: Path) -> list[Path]:
+    """The run directories in a note, each once, in order. Taught in chapter 07_pretrain.
+
+    >>> noted(Path("nowhere"))
+    []
+    """
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    return [Path(line) for line in dict.fromkeys(text.splitlines())]
+
+
+def incomplete(run_dir: Path) -> bool:
+    """Whether a run's result says that it was stopped before its end. Taught in chapter 07_pretrain."""
+    try:
+        return not json.loads((run_dir / RESULT).read_text(encoding="utf-8"))["complete"]
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def error_name(notebook: Path) -> str:
+    """The name of the exception that an executed notebook ended with, "" if none is there.
+
+    >>> error_name(Path("nowhere"))
+    ''
+
+    Taught in chapter 07_pretrain.
+    """
+    try:
+        cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    except (OSError, ValueError, KeyError):
+        return ""
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    names = [output["ename"] for output in outputs if output.get("output_type") == "error"]
+    return names[-1] if names else ""
+
+
+def exit_code(code: int, error: str, runs: Sequence[Path], signalled: bool) -> int:
+    """The job's exit code from papermill's, the notebook's exception, the runs it began, and whether it got a signal.
+
+    >>> exit_code(0, "", [], False), exit_code(1, "Stalled", [], False), exit_code(1, "ValueError", [], True)
+    (0, 75, 1)
+
+    Taught in chapter 07_pretrain.
+    """
+    if code == 0:
+        return GO_ON if any(incomplete(run) for run in runs) else 0
+    stopped = error == "Stalled" or (signalled and error in STOPS)
+    return GO_ON if stopped else code
