@@ -6,6 +6,7 @@ TORCH ?= auto
 PYTHON ?=
 ARGS ?=
 BIN := .venv/bin
+, := ,# $(call) splits its arguments at commas
 install = @python="$$(PYTHON='$(PYTHON)' sh exec/env/find_python.sh)" && \
 	"$$python" exec/env/install.py --torch '$(TORCH)' --extras '$(1)'
 
@@ -22,20 +23,20 @@ pretrain:  ## pre-train a GPT through notebooks/07_pretrain.ipynb; ARGS='-p dept
 	@$(BIN)/python exec/where.py out/07_pretrain.ipynb
 
 test:  ## check style and types, then run the fast tests and the slow ones
-	$(call install,dev)
+	$(call install,dev$(,)trackers)
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/python -m pytest -q -m "not slow"
 	@$(BIN)/python -m pytest -q -m slow
 
 lint:  ## check style, formatting and the direction of imports
-	$(call install,dev)
+	$(call install,dev$(,)trackers)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-cache
 
 types:  ## check type hints
-	$(call install,dev)
+	$(call install,dev$(,)trackers)
 	@$(BIN)/mypy
 
 lab:  ## open JupyterLab on this environment
@@ -43,7 +44,7 @@ lab:  ## open JupyterLab on this environment
 	@$(BIN)/jupyter lab notebooks
 
 notebooks:  ## write notebooks/*.ipynb from book/chapters/*.md
-	$(call install,dev)
+	$(call install,dev$(,)trackers)
 	@for chapter in book/chapters/[0-9]*.md; do \
 		notebook="notebooks/$$(basename "$$chapter" .md).ipynb"; \
 		$(BIN)/jupytext --quiet --to ipynb --output "$$notebook" "$$chapter" && $(BIN)/nbstripout "$$notebook" || exit 1; \

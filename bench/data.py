@@ -22,8 +22,9 @@ import record
 
 from nanolearn.data.loader import Loader
 from nanolearn.data.packing import PACKERS, Plan, pack
+from nanolearn.data.shard import TokenShard
 from nanolearn.data.sources import open_source, texts
-from nanolearn.data.tokens import TokenShard, TokenStore
+from nanolearn.data.tokens import TokenStore
 from nanolearn.tokenizer import train
 
 DOCUMENTS, VOCABULARY, ROUNDS = 200_000, 4096, 10
@@ -93,7 +94,8 @@ def in_memory(lengths: np.ndarray) -> SimpleNamespace:
     offsets = np.append(0, np.cumsum(lengths))
     flat = np.random.default_rng(0).integers(0, 1 << 15, int(offsets[-1]), dtype=np.uint16)
     shard = TokenShard(Path(), flat, offsets, 0, 0)
-    return SimpleNamespace(n_shards=1, shard=lambda index: shard, ahead=lambda index: None)
+    ignore = {name: lambda *given: None for name in ("ahead", "rows", "keep_rows")}
+    return SimpleNamespace(n_shards=1, shard=lambda index: shard, **ignore)
 
 
 def main() -> None:

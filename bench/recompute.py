@@ -1,10 +1,12 @@
 """What recomputation saves and costs, and what 16-bit gradients lose: measured on this CPU, beside the plan's counts.
 
 Memory is the most that torch's allocator had handed out at once in one micro-step, forward and backward, beyond
-weights and gradients. Time is the median of some micro-steps. The published figures of the kind (GPT-2 1558M, 16 rows
-of 1,024 on a GPU: 39.5, 30.3 and 25.6 GiB) are another model's. Gradients: one step's, accumulated over 8 micro-steps
-in bf16 and in fp32, against float64. On an accelerator nothing of this was measured.
-`python bench/recompute.py` takes two minutes.
+weights and gradients. Time is CPU time of one thread, the median of some micro-steps, the ways taking turns: beside
+other processes two threads wait for each other, and the clock on the wall then showed micro-steps 9 times as long and
+once recompute=1 faster than none.
+The published figures of the kind (GPT-2 1558M, 16 rows of 1,024 on a GPU: 39.5, 30.3 and 25.6 GiB) are another
+model's. Gradients: one step's, accumulated over 8 micro-steps in bf16 and in fp32, against float64. On an accelerator
+nothing of this was measured. `python bench/recompute.py` takes two minutes.
 """
 
 import statistics
@@ -45,28 +47,30 @@ def micro_step(model, tokens):
 
 
 def measure(shape: GPTConfig, rows: int) -> dict:
-    """Peak and time for each way, and what the plan counts."""
-    found: dict = {}
+    """Peak and time for each way, and what the plan counts. The ways take turns: another process's work hits all."""
     tokens = torch.randint(0, shape.vocab_size, (rows, shape.sequence_len), generator=torch.manual_seed(0))
-    for recompute in ("none", "1", "2"):
-        model = materialize(shape, "cpu", seed=0, recompute=recompute)
+    models = {way: materialize(shape, "cpu", seed=0, recompute=way) for way in ("none", "1", "2")}
+    for model in models.values():
         micro_step(model, tokens)
-        counted = estimate(shape, rows, kind="cpu", dtype="float32", recompute=recompute)
-        peak = peak_bytes(lambda model=model: micro_step(model, tokens))
-        seconds = []
-        for _ in range(ROUNDS):
-            begun = time.perf_counter()
+    peaks = {way: peak_bytes(lambda model=model: micro_step(model, tokens)) for way, model in models.items()}
+    seconds: dict[str, list[float]] = {way: [] for way in models}
+    for _ in range(ROUNDS):
+        for way, model in models.items():
+            begun = time.process_time()
             micro_step(model, tokens)
-            seconds.append(time.perf_counter() - begun)
-        found[recompute] = {
+            seconds[way].append(time.process_time() - begun)
+    found = {}
+    for way, peak in peaks.items():
+        counted = estimate(shape, rows, kind="cpu", dtype="float32", recompute=way)
+        found[way] = {
             "peak_megabytes": round(peak / 1e6, 1),
+            "memory_of_none": round(peak / peaks["none"], 3),
             "counted_over_peak": round((counted.activations + counted.logits) / peak, 3),
-            "seconds": round(statistics.median(seconds), 3),
-            "time_counted_from_flops": round(_work(shape, recompute) / _work(shape, "none"), 3),
+            "cpu_seconds": round(statistics.median(seconds[way]), 3),
+            "cpu_seconds_from_to": [round(min(seconds[way]), 3), round(max(seconds[way]), 3)],
+            "time_of_none": round(statistics.median(seconds[way]) / statistics.median(seconds["none"]), 3),
+            "time_counted_from_flops": round(_work(shape, way) / _work(shape, "none"), 3),
         }
-    for figures in found.values():
-        figures["memory_of_none"] = round(figures["peak_megabytes"] / found["none"]["peak_megabytes"], 3)
-        figures["time_of_none"] = round(figures["seconds"] / found["none"]["seconds"], 3)
     return found
 
 
@@ -92,12 +96,14 @@ def gradient_error() -> dict:
         "micro_steps": MICRO_STEPS,
         "relative_error_of_fp32_gradients": round(float((wide - exact).norm() / exact.norm()), 5),
         "relative_error_of_bf16_gradients": round(float((narrow - exact).norm() / exact.norm()), 5),
+        "of_which_by_storing_and_adding_in_bf16": round(float((narrow - wide).norm() / wide.norm()), 5),
     }
 
 
 def main() -> None:
     about = record.machine()
     reuse_freed_memory()
+    torch.set_num_threads(1)
     figures: dict = {name: measure(shape, rows) for name, (shape, rows) in SHAPES.items()}
     record.write("recompute", "python bench/recompute.py", figures | {"gradients in bf16": gradient_error()}, about)
 

@@ -35,7 +35,9 @@ class Execution(BaseModel):
     dtype: Literal["auto", "bfloat16", "float16", "float32", "bf16", "fp16", "fp32"] = "auto"
     compile: Literal["auto"] | bool = "auto"  # auto: on a CPU and on Apple's GPUs off, else on where it can work
     recompute: Literal["none", "1", "2"] = "none"  # 1: the MLP's hidden layer, 2: the whole block
-    master: Literal["fp32", "sharded", "none"] = "fp32"  # sharded: 16-bit weights, fp32 ones in the optimizer's shards
+    # sharded: 16-bit weights, fp32 ones in the optimizer's shards; none: no fp32 ones, small updates are lost. Both add
+    # up the gradients of micro-steps in 16 bits.
+    master: Literal["fp32", "sharded", "none"] = "fp32"
     attention: str = "auto"
     val_tokens: int = Field(default=-1, ge=-1)  # -1: the whole split, up to a cap; 0: off
     val_every: int = Field(default=0, ge=0)

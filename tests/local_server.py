@@ -6,7 +6,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import unquote, urlsplit
 
@@ -14,12 +14,19 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Files:
-    """Paths and contents. `faults[path]` is used up from its front: 500, "cut", "wrong" or "silent" (no length)."""
+    """Paths and contents. `faults[path]` is used up from its front: a status such as 500, or
+
+    "cut" (half of what the header says), "short" (half, and the header agrees), "wrong" (other bytes), "silent" (no
+    length), "hang" (half, then nothing more), "all" (the range that was asked for is ignored), "crawl" (slowly). With
+    `elsewhere`, another server's address, every file is a redirect to its place there.
+    """
 
     def __init__(self) -> None:
+        self.elsewhere = ""
         self.contents: dict[str, bytes] = {}
         self.faults: dict[str, list[int | str]] = {}
         self.requests: list[tuple[str, str, str | None]] = []  # method, path, range
+        self.headers: list[dict[str, str]] = []
         self.url = ""
 
     def count(self, path: str, method: str = "GET") -> int:
@@ -28,6 +35,8 @@ class Files:
     def answer(self, request: BaseHTTPRequestHandler, path: str) -> None:
         if path not in self.contents:
             return reply(request, 404, b"no such file")
+        if self.elsewhere:
+            return reply(request, 302, b"", {"Location": self.elsewhere + path})
         content = self.contents[path]
         tag = f'"{hashlib.md5(content).hexdigest()}"'
         faults = self.faults.get(path, []) if request.command == "GET" else []
@@ -35,7 +44,7 @@ class Files:
         if isinstance(fault, int):
             return reply(request, fault, b"sorry")
         start = 0
-        if (asked := request.headers.get("Range")) and request.headers.get("If-Range", tag) == tag:
+        if fault != "all" and (asked := request.headers.get("Range")) and request.headers.get("If-Range", tag) == tag:
             start = int(asked.removeprefix("bytes=").split("-")[0])
             if start >= len(content):
                 return reply(request, 416, b"")
@@ -45,7 +54,9 @@ class Files:
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         if fault == "wrong":
             body = bytes(byte ^ 1 for byte in body)
-        reply(request, 206 if start else 200, body, headers, cut=fault == "cut", length=fault != "silent")
+        if fault == "short":
+            body = body[: len(body) // 2]
+        reply(request, 206 if start else 200, body, headers, str(fault))
 
     def extra(self, path: str) -> dict[str, str]:
         return {}
@@ -53,6 +64,7 @@ class Files:
     def dispatch(self, request: BaseHTTPRequestHandler) -> None:
         path = unquote(urlsplit(request.path).path)
         self.requests.append((request.command, path, request.headers.get("Range")))
+        self.headers.append(dict(request.headers.items()))
         self.answer(request, path)
 
 
@@ -102,23 +114,30 @@ def entry(name: str, content: bytes) -> dict:
 
 
 def reply(
-    request: BaseHTTPRequestHandler,
-    status: int,
-    body: bytes,
-    headers: dict[str, str] | None = None,
-    cut: bool = False,
-    length: bool = True,
+    request: BaseHTTPRequestHandler, status: int, body: bytes, headers: dict[str, str] | None = None, fault: str = ""
 ) -> None:
     request.send_response(status)
     for name, value in (headers or {}).items():
         request.send_header(name, value)
-    if length:
+    if fault != "silent":
         request.send_header("Content-Length", str(len(body)))
     request.send_header("Connection", "close")
     request.end_headers()
-    if request.command != "HEAD":
-        request.wfile.write(body[: len(body) // 2] if cut else body)
     request.close_connection = True
+    if request.command == "HEAD":
+        return
+    with suppress(ConnectionError):
+        half = len(body) // 2
+        request.wfile.write(body[:half] if fault in ("cut", "hang", "crawl") else body)
+        request.wfile.flush()
+        if fault == "hang":
+            request.connection.settimeout(20)
+            request.connection.recv(1)  # until the client gives up
+        if fault == "crawl":
+            for at in range(half, len(body), 1000):
+                request.wfile.write(body[at : at + 1000])
+                request.wfile.flush()
+                threading.Event().wait(0.05)
 
 
 @contextmanager

@@ -84,6 +84,59 @@ def test_d8_a_wrong_hash_is_never_accepted(server, tmp_path):
     assert "b.bin" not in left(tmp_path)
 
 
+def test_d8_a_header_that_agrees_with_a_short_file_does_not_make_it_whole(server, tmp_path):
+    server.faults["/a.bin"] = ["short"]
+    assert download(f"{server.url}/a.bin", tmp_path / "a.bin", size=len(CONTENT)).read_bytes() == CONTENT
+    server.faults["/a.bin"] = ["short"]
+    assert download(f"{server.url}/a.bin", tmp_path / "b.bin", digest=SHA).read_bytes() == CONTENT
+
+
+def test_d8_a_server_that_falls_silent_is_left_and_asked_again(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(fetch, "TIMEOUT", 0.2)
+    server.faults["/a.bin"] = ["hang", "hang"]
+    assert download(f"{server.url}/a.bin", tmp_path / "a.bin").read_bytes() == CONTENT
+    server.faults["/a.bin"] = ["hang"] * 20
+    with pytest.raises(UserError, match=r"timed out\): .* goes on where it stopped"):
+        download(f"{server.url}/a.bin", tmp_path / "b.bin")
+    assert "b.bin" not in left(tmp_path)
+
+
+def test_d8_a_range_that_the_server_ignores_gives_the_file_once(server, tmp_path):
+    server.faults["/a.bin"] = ["cut", "all"]
+    assert download(f"{server.url}/a.bin", tmp_path / "a.bin").read_bytes() == CONTENT
+    assert server.requests[-1][2] is not None, "the rest was asked for"
+
+
+def test_d8_redirects_are_followed_and_keep_the_range(server, tmp_path):
+    with serving(Files()) as front:
+        front.contents["/a.bin"], front.elsewhere = b"", server.url
+        server.faults["/a.bin"] = ["cut"]
+        assert download(f"{front.url}/a.bin", tmp_path / "a.bin", digest=SHA).read_bytes() == CONTENT
+    assert [asked for _, _, asked in server.requests] == [None, f"bytes={len(CONTENT) // 2}-"]
+
+
+def test_pauses_grow_and_differ_by_chance(monkeypatch):
+    pauses = []
+    monkeypatch.setattr(fetch, "PAUSE", 1.0)
+    monkeypatch.setattr("time.sleep", pauses.append)
+
+    def failing() -> None:
+        raise fetch.Passing("no")
+
+    with pytest.raises(UserError, match=r"it could not be fetched \(no\): wait"):
+        fetch.persist("it", failing, "wait", tries=5)
+    assert len(pauses) == 4
+    assert all(0.5 * 2**n <= pause <= 1.5 * 2**n for n, pause in enumerate(pauses))
+    assert len({pause / 2**n for n, pause in enumerate(pauses)}) == 4
+
+
+def test_a_lock_that_another_holds_can_be_left_alone(tmp_path):
+    with fetch.locked(tmp_path / "a"), pytest.raises(fetch.Held), fetch.locked(tmp_path / "a", wait=False):
+        pytest.fail("two hold it")
+    with fetch.locked(tmp_path / "a", wait=False):
+        pass
+
+
 def test_a_file_that_changed_on_the_server_is_not_glued_to_its_old_half(server, tmp_path):
     server.faults["/a.bin"] = ["cut"] * 5
     with pytest.raises(UserError):

@@ -117,7 +117,8 @@ def test_what_is_imported_is_declared():
 
 def test_the_console_script_exists():
     module, function = PROJECT["scripts"]["nanolearn"].split(":")
-    tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())
+    source = ROOT / module.replace(".", "/")
+    tree = ast.parse((source / "__init__.py" if source.is_dir() else source.with_suffix(".py")).read_text())
     assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
 
 

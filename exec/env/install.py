@@ -258,7 +258,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The command line: 0, or 1 with one line on stderr."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--torch", choices=["auto", "cpu", "cuda", "rocm", "system"], default="auto")
-    parser.add_argument("--extras", default="", help="comma-separated: book, chat, dev")
+    parser.add_argument("--extras", default="", help="comma-separated: book, chat, dev, trackers")
     parser.add_argument("--venv", type=Path, default=ROOT / ".venv")
     parser.add_argument("--dry-run", action="store_true", help="print the choice and pip's commands, run none")
     given = parser.parse_args(arguments)

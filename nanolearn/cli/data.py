@@ -1,11 +1,17 @@
-"""`nanolearn data`: list, fetch, tokenise or look at text."""
+"""`nanolearn data`: list, fetch, tokenise, verify or look at text."""
 
 import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from nanolearn.errors import UserError
 
 if TYPE_CHECKING:
+    from tqdm import tqdm
+
     from nanolearn.data.sources import Source
 
 BOOK = ("embedded",)  # the corpora that the chapters need
@@ -23,8 +29,8 @@ def add(commands: argparse._SubParsersAction) -> None:
 
     Taught in chapter 07_pretrain.
     """
-    command = commands.add_parser("data", help="list, fetch, tokenise or look at text")
-    actions = command.add_subparsers(title="actions", required=True, metavar="list | fetch | tokens | show")
+    command = commands.add_parser("data", help="list, fetch, tokenise, verify or look at text")
+    actions = command.add_subparsers(title="actions", required=True, metavar="list | fetch | tokens | verify | show")
     actions.add_parser("list", help="the corpora that are known by name").set_defaults(command=_data_list)
     fetch = actions.add_parser("fetch", help="download a corpus, so that training needs no network")
     fetch.add_argument(
@@ -36,6 +42,10 @@ def add(commands: argparse._SubParsersAction) -> None:
     tokens.add_argument("name")
     tokens.add_argument("--vocab-size", type=int, metavar="N", help="default: that of the laptop preset")
     tokens.set_defaults(command=_data_tokens)
+    verify = actions.add_parser("verify", help="compare what is in the cache with the checksums it should have")
+    verify.add_argument("name")
+    verify.add_argument("--repair", action="store_true", help="fetch or make anew what is damaged")
+    verify.set_defaults(command=_data_verify)
     show = actions.add_parser("show", help="print the beginnings of some documents")
     show.add_argument("name", nargs="?", default="embedded")
     show.add_argument("--documents", type=int, default=3, metavar="N")
@@ -65,9 +75,48 @@ def _data_fetch(options: argparse.Namespace) -> int:
     for name in names:
         source = open_source(name)
         print(source.note)
-        for shard in _wanted(source, options.shards):
-            print(source.path(shard), flush=True)
+        for shard in _fetched(source, _wanted(source, options.shards)):
+            print(source.path(shard))
     return 0
+
+
+@contextmanager
+def _resumable() -> Iterator[None]:
+    """Say what an interrupt leaves behind."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("\nstopped: what is there is kept, and the same command goes on from it", file=sys.stderr)
+        raise
+
+
+def _bar(total: int | None, what: str, initial: int = 0) -> "tqdm":
+    """A progress line in bytes, with rate and time left; none where no person watches (a log, a pipe)."""
+    from tqdm import tqdm
+
+    return tqdm(total=total, initial=initial, desc=what, unit="B", unit_scale=True, disable=None, file=sys.stderr)
+
+
+def _fetched(source: "Source", shards: Sequence[str]) -> Sequence[str]:
+    """The same shards, all of them here."""
+    from nanolearn.data.listing import arrived
+    from nanolearn.data.upkeep import fetch_all, to_fetch
+
+    files = to_fetch(source, shards)
+    said = sum(path.exists() for path in files)
+    with _resumable(), _bar(sum(files.values()) or None, "fetching", sum(map(arrived, files))) as bar:
+
+        def told(size: int, count: int) -> None:
+            nonlocal said
+            line = f"{count:,} of {len(files):,} files"
+            if bar.disable and count > said:
+                print(line, flush=True)
+            said = count
+            bar.set_postfix_str(line, refresh=False)
+            bar.update(size - bar.n)
+
+        fetch_all(source, shards, told)
+    return shards
 
 
 def _wanted(source: "Source", limit: int | None) -> list[str]:
@@ -81,25 +130,58 @@ def _wanted(source: "Source", limit: int | None) -> list[str]:
 
 
 def _data_tokens(options: argparse.Namespace) -> int:
+    from nanolearn.data.files import text_size
     from nanolearn.data.sources import open_source
     from nanolearn.data.tokens import TokenStore
     from nanolearn.presets import PRESETS
     from nanolearn.recipe import Recipe
     from nanolearn.train.launch import prepare
 
-    _wanted(open_source(options.name), options.shards)
+    source = open_source(options.name)
+    _fetched(source, _wanted(source, options.shards))
     entries = PRESETS["laptop"].vocab_size if options.vocab_size is None else options.vocab_size
-    recipe = Recipe.from_depth(4, "laptop", data=options.name, vocab_size=entries)
-    source, tokenizer = prepare(recipe)
-    for split in ("train", "val"):
-        store = TokenStore(source, tokenizer, split, max_shards=options.shards if split == "train" else None)
-        store.prepare()
-        shards = [store.shard(index) for index in range(store.n_shards)]
-        tokens, size = sum(len(shard.flat) for shard in shards), sum(shard.text_bytes for shard in shards)
-        documents = sum(shard.n_documents for shard in shards)
-        print(f"{split:6}{documents:,} documents, {tokens:,} tokens, {size / max(tokens, 1):.2f} bytes a token")
-        print(f"{'':6}{store.path(0).parent}")
+    with _resumable():
+        source, tokenizer = prepare(Recipe.from_depth(4, "laptop", data=options.name, vocab_size=entries))
+        for split in ("train", "val"):
+            limit = options.shards if split == "train" else None
+            names = source.shards(split)[:limit]
+            with _bar(sum(text_size(source.path(name), "text") for name in names), f"tokenising {split}") as bar:
+                told = partial(_advance, bar)
+                store = TokenStore(source, tokenizer, split, max_shards=limit, progress=told, say=bar.write)
+                store.prepare()
+            shards = [store.shard(index) for index in range(store.n_shards)]
+            tokens, size = sum(len(shard.flat) for shard in shards), sum(shard.text_bytes for shard in shards)
+            documents = sum(shard.n_documents for shard in shards)
+            print(f"{split:6}{documents:,} documents, {tokens:,} tokens, {size / max(tokens, 1):.2f} bytes a token")
+            print(f"{'':6}{store.path(0).parent}")
     return 0
+
+
+def _advance(bar: "tqdm", done: int, _: int | None) -> None:
+    bar.update(done - bar.n)
+
+
+def _data_verify(options: argparse.Namespace) -> int:
+    """0 if all is whole in the end, 1 if something is damaged."""
+    from nanolearn.data.upkeep import parts
+
+    here = list(parts(options.name))
+    damaged = count = size = 0
+    with _resumable(), _bar(sum(part.path.stat().st_size for part in here), "comparing") as bar:
+        for part in here:
+            bytes_ = part.path.stat().st_size if part.path.exists() else 0  # a corpus that was mended has new files
+            if wrong := part.check():
+                bar.write(f"damaged: {part.path} ({wrong})", file=sys.stdout)
+                damaged += 1
+                if options.repair:
+                    part.mend()
+                    bar.write(f"{'':9}made anew", file=sys.stdout)
+            bar.update(bytes_)
+            count, size = count + 1, size + bytes_
+    print(f"{options.name}: {count:,} files here, {size / 1e9:.3g} GB, {damaged:,} damaged")
+    if damaged and not options.repair:
+        print("--repair fetches or makes them anew", file=sys.stderr)
+    return int(damaged > 0 and not options.repair)
 
 
 def _data_show(options: argparse.Namespace) -> int:

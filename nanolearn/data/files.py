@@ -49,7 +49,7 @@ def own_files(path: Path, column: str | None = None) -> Corpus:
         note += f"; {others:,} of other kinds left out"
     slug = "".join(letter if letter.isalnum() else "-" for letter in path.resolve().stem.lower()).strip("-")[:24]
     digest = _digest(path, files, columns)
-    size = sum(_text_size(file, columns.get(file)) for file in files)
+    size = sum(text_size(file, columns.get(file)) for file in files)
     return Corpus(slug or "files", digest, note, size, lambda tally: _documents(path, columns, files, tally))
 
 
@@ -83,7 +83,11 @@ def _digest(root: Path, files: list[Path], columns: dict[Path, str]) -> str:
     return state.hexdigest()
 
 
-def _text_size(file: Path, column: str | None) -> int:
+def text_size(file: Path, column: str | None) -> int:
+    """Bytes of text in a file, about: of a Parquet file what its metadata says of the column, uncompressed.
+
+    Taught in chapter 02_packing.
+    """
     if file.suffix.lower() != ".parquet":
         return file.stat().st_size
     about = pq.read_metadata(file)

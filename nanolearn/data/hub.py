@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nanolearn.data.corpus import Corpus, Document, Tally, write_texts
 from nanolearn.data.files import parquet_batches, text_column
-from nanolearn.data.listing import HubFile, Listing, fetch_shard, listing, place
+from nanolearn.data.listing import HubFile, Listing, fetch_shard, listing, place, stored
 from nanolearn.errors import UserError
 from nanolearn.fetch import locked, replacing
 from nanolearn.paths import cache_dir
@@ -164,16 +164,37 @@ class HubSource:
         """
         if self._single:
             return self._single.path(shard)
-        fetched = fetch_shard(self._listing, self._files[shard])
+        renamed = self._renamed(shard)
+        if renamed.exists():
+            return renamed
+        fetched = self.fetch(shard)
         column = text_column(fetched, self._column)
         if column == "text":
             return fetched
-        renamed = cache_dir() / "corpora" / self.name / f"{shard}.parquet"
         with locked(renamed):
             if not renamed.exists():
                 with replacing(renamed) as temporary:
                     write_texts(temporary, (text for batch in parquet_batches(fetched, column) for text in batch))
         return renamed
+
+    def _renamed(self, shard: str) -> Path:
+        return cache_dir() / "corpora" / self.name / f"{shard}.parquet"
+
+    def downloads(self, shard: str) -> tuple[HubFile, Path]:
+        """What the Hub states of a shard's file, and where it lies once fetched.
+
+        For a data set of one file, that is every shard's.
+        """
+        file = next(iter(self._files.values())) if self._single else self._files[shard]
+        return file, stored(self._listing, file)
+
+    def fetch(self, shard: str) -> Path:
+        """A shard's file as the Hub has it, whatever its columns are called."""
+        return fetch_shard(self._listing, self.downloads(shard)[0])
+
+    def fetched(self, shard: str) -> tuple[Path, ...]:
+        """The files that a shard's text was fetched into, there or not: they can be had again."""
+        return () if self._single else (self.downloads(shard)[1], self._renamed(shard))
 
     def size_hint(self, split: str) -> int | None:
         """Bytes of text in a split, about; None for a data set that nobody has described."""

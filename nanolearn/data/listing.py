@@ -1,19 +1,22 @@
 """What a data set on the Hugging Face Hub holds at one commit, and one file of it, whole.
 
 The list of files is asked for once and kept: a run's shards and their order are fixed before its first step, and who
-has the list and the shards needs no network. huggingface_hub compares sizes; here the SHA-256 is compared too.
+has the list and the shards needs no network. A file is compared in size and SHA-256 with what the Hub states.
 """
 
+import contextlib
 import os
 import sys
-import tempfile
+import threading
 from collections.abc import Callable
+from http import HTTPStatus
 from pathlib import Path
 from typing import TypeVar
 
-from huggingface_hub import HfApi, hf_hub_download
+from huggingface_hub import HfApi, hf_hub_url
 from huggingface_hub.errors import (
     GatedRepoError,
+    HfHubHTTPError,
     HFValidationError,
     HTTPError,
     OfflineModeIsEnabled,
@@ -21,8 +24,9 @@ from huggingface_hub.errors import (
     RepositoryNotFoundError,
     RevisionNotFoundError,
 )
+from huggingface_hub.file_download import http_get
 from huggingface_hub.hf_api import RepoFile
-from huggingface_hub.utils import disable_progress_bars
+from huggingface_hub.utils import build_hf_headers, disable_progress_bars
 from pydantic import BaseModel, ConfigDict
 
 from nanolearn.errors import UserError
@@ -30,7 +34,7 @@ from nanolearn.fetch import CLOSED, FULL, Passing, locked, persist, replacing, s
 from nanolearn.paths import cache_dir
 
 LIST_TRIES = 2  # a plan must be refused within seconds where the Hub can't be reached
-FILE_TRIES = 3  # huggingface_hub repeats what fails on the way itself, for about 25 s a try
+FILE_TRIES = 8  # about 64 s of pauses: a server that is started anew is back by then
 ASK = 10.0  # seconds to wait for an answer about a file or a list
 
 Result = TypeVar("Result")
@@ -100,38 +104,87 @@ def _list(repo: str, folder: str, revision: str) -> Listing:
     return Listing(repo=repo, revision=commit, files=tuple(sorted(files, key=lambda file: file.path)))
 
 
-def fetch_shard(found: Listing, file: HubFile) -> Path:
-    """A file of a listing in the cache: fetched at its commit, its size and SHA-256 compared, then renamed.
+def stored(found: Listing, file: HubFile) -> Path:
+    """Where a file of a listing lies in the cache, fetched or not.
 
-    Raises UserError if it can't be had whole.
+    >>> stored(Listing(repo="a/b", revision="0" * 40, files=()), HubFile(path="c.parquet", size=8, sha256=None)).name
+    'c.parquet'
 
     Taught in chapter 02_packing.
     """
-    path = cache_dir() / "hub" / found.repo.replace("/", "--") / found.revision[:12] / file.path
+    return cache_dir() / "hub" / found.repo.replace("/", "--") / found.revision[:12] / file.path
+
+
+def arrived(path: Path) -> int:
+    """Bytes of a file that are here, also if it is only half fetched.
+
+    >>> arrived(Path("no-such-file"))
+    0
+
+    Taught in chapter 02_packing.
+    """
+    for candidate in (path, _part(path)):
+        with contextlib.suppress(OSError):
+            return candidate.stat().st_size
+    return 0
+
+
+def fetch_shard(found: Listing, file: HubFile) -> Path:
+    """A file of a listing in the cache: fetched at its commit, its size and SHA-256 compared, then renamed.
+
+    What arrived before an interrupt is kept, and the rest is asked for. Raises UserError if it can't be had whole.
+
+    Taught in chapter 02_packing.
+    """
+    path = stored(found, file)
     with locked(path):
         if not path.exists():
             _ask(f"{file.path} of {found.repo}", lambda: _fetch(found, file, path), FILE_TRIES)
     return path
 
 
+def whole(file: HubFile, path: Path) -> str:
+    """What is wrong with a fetched file, compared with what the Hub states: "" if nothing is.
+
+    >>> whole(HubFile(path="a.parquet", size=8, sha256=None), Path("no-such-file"))
+    '0 of 8 bytes arrived'
+
+    Taught in chapter 02_packing.
+    """
+    size = path.stat().st_size if path.exists() else 0
+    if size != file.size:
+        return f"{size:,} of {file.size:,} bytes arrived"
+    wrong = file.sha256 and sha256(path) != file.sha256
+    return "its SHA-256 is not the one that the Hub states" if wrong else ""
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f"{path.name}.part")
+
+
 def _fetch(found: Listing, file: HubFile, path: Path) -> None:
-    if not sys.stderr.isatty():
+    """Bring what is there of a file to its full length, and make it the file if it is right.
+
+    The transfer is huggingface_hub's own (its session, tokens, mirrors and errors); its `hf_hub_download` begins anew
+    after every interrupt, so it is not used.
+    """
+    if not sys.stderr.isatty() or threading.current_thread() is not threading.main_thread():
         disable_progress_bars()  # in a log or a notebook each update would be a line
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f"{path.name}.{os.getpid()}.") as folder:
-        fetched = hf_hub_download(
-            found.repo,
-            file.path,
-            repo_type="dataset",
-            revision=found.revision,
-            local_dir=folder,
-            etag_timeout=ASK,
-            endpoint=os.environ.get("HF_ENDPOINT"),
-        )
-        if (size := Path(fetched).stat().st_size) != file.size:
-            raise Passing(f"{size:,} of {file.size:,} bytes arrived")
-        if file.sha256 and sha256(Path(fetched)) != file.sha256:
-            raise Passing("its SHA-256 is not the one that the Hub states")
-        settle(Path(fetched), path)
+    part, endpoint = _part(path), os.environ.get("HF_ENDPOINT")
+    if arrived(part) > file.size:
+        part.unlink()
+    url = hf_hub_url(found.repo, file.path, repo_type="dataset", revision=found.revision, endpoint=endpoint)
+    try:
+        with part.open("ab") as target:
+            http_get(url, target, resume_size=target.tell(), headers=build_hf_headers(), expected_size=file.size)
+    except HfHubHTTPError as error:
+        if error.response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            part.unlink()
+        raise
+    if wrong := whole(file, part):
+        part.unlink()
+        raise Passing(wrong)
+    settle(part, path)
 
 
 def _ask(what: str, question: Callable[[], Result], tries: int) -> Result:
@@ -155,7 +208,8 @@ def _ask(what: str, question: Callable[[], Result], tries: int) -> Result:
                 raise
             raise Passing(_line(error)) from None
 
-    remedy = "check the network (HF_ENDPOINT names a mirror), or use data=embedded or a folder of your own"
+    remedy = "check the network (HF_ENDPOINT names a mirror) and repeat the command, which goes on where it stopped; "
+    remedy += "or use data=embedded or a folder of your own"
     return persist(what, attempt, remedy, tries)
 
 

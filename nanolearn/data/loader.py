@@ -6,6 +6,7 @@ from it. So no rank can drift from another, none runs dry before the others, and
 the very next row.
 """
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Iterator
 from functools import lru_cache
@@ -17,7 +18,8 @@ import torch
 from nanolearn import rng
 from nanolearn.data.batch import Batch
 from nanolearn.data.packing import Plan, pack
-from nanolearn.data.tokens import TokenShard, TokenStore
+from nanolearn.data.shard import TokenShard
+from nanolearn.data.tokens import TokenStore
 from nanolearn.errors import UserError
 
 IGNORED = -1  # a target that counts in no loss
@@ -87,22 +89,45 @@ def to_batch(tokens: np.ndarray, real: np.ndarray, row: int, epoch: int) -> Batc
     return Batch(torch.from_numpy(inputs), torch.from_numpy(targets), row, epoch)
 
 
+def rules(packer: str, capacity: int) -> str:
+    """Names a packer, its row and what it does: a version that packs otherwise must not trust earlier counts.
+
+    >>> rules("best_fit_tail", 2049).split()[:2], rules("best_fit_tail", 2049) == rules("best_fit_crop", 2049)
+    (['best_fit_tail', '2049'], False)
+
+    Taught in chapter 02_packing.
+    """
+    plan = pack(np.arange(1, 400) * 7919 % (3 * capacity) + 1, capacity, packer)
+    parts = [part.tobytes() for part in (plan.row_start, plan.doc, plan.start, plan.length)]
+    return f"{packer} {capacity} {hashlib.blake2b(b''.join(parts), digest_size=8).hexdigest()}"
+
+
 class _Plans:
-    """The plans of a store's shards, computed when asked for; the latest few are kept."""
+    """The plans of a store's shards, computed when asked for; the latest few are kept, and the rows of all counted."""
 
     def __init__(self, store: TokenStore, sequence_len: int, packer: str) -> None:
         self.store, self.capacity, self.packer = store, sequence_len + 1, packer
+        self.rules = rules(packer, self.capacity)
         self.plan = lru_cache(maxsize=KEPT_PLANS)(self._pack)
         self._rows: dict[int, int] = {}
 
     def _pack(self, shard: int) -> Plan:
-        return pack(self.store.shard(shard).lengths, self.capacity, self.packer)
+        plan = pack(self.store.shard(shard).lengths, self.capacity, self.packer)
+        if self._rows.setdefault(shard, plan.n_rows) != plan.n_rows:
+            happened = f"shard {shard} holds {plan.n_rows:,} rows, and {self._rows[shard]:,} were on record"
+            raise UserError(happened, "its text or its tokens are not those of before: run `nanolearn data verify`")
+        self.store.keep_rows(shard, self.rules, plan.n_rows)
+        return plan
+
+    def known(self, shard: int) -> bool:
+        """Whether a shard's rows are counted; looks on record, and reads no token."""
+        if shard not in self._rows and (counted := self.store.rows(shard, self.rules)) is not None:
+            self._rows[shard] = counted
+        return shard in self._rows
 
     def rows(self, shard: int) -> int:
         """Rows in a shard's plan."""
-        if shard not in self._rows:
-            self._rows[shard] = self.plan(shard).n_rows
-        return self._rows[shard]
+        return self._rows[shard] if self.known(shard) else self.plan(shard).n_rows
 
     def assemble(self, shard: int, rows: np.ndarray, bos: int) -> tuple[np.ndarray, np.ndarray]:
         """Some rows of a shard: tokens (rows, T + 1) and how many of each are real (rows,)."""
@@ -114,8 +139,8 @@ class RowOrder:
 
     An epoch visits the shards in a permutation that depends on (seed, epoch), and each shard's rows in one
     that depends on (seed, epoch, shard). Rows are permuted after packing, so that a long document doesn't
-    fill neighbouring rows. Only the shards on the way to row k are tokenised and packed: 0.2 s for each of
-    them when a run is resumed.
+    fill neighbouring rows. A run that is resumed at row k counts rows up to there: those of shards that were
+    packed before are on record beside their tokens; the others are tokenised and packed, 0.2 s each.
 
     Taught in chapter 02_packing.
     """
@@ -126,6 +151,8 @@ class RowOrder:
         self._begins: list[int] = []  # the first row of each visit to a shard
         self._visits: list[tuple[int, int]] = []  # (epoch, shard)
         self._end = 0
+        self._said_uncounted = False
+        self._now, self._coming = -1, list[int]()  # a visit, and the shards from there on, in order
         self._permutation = lru_cache(maxsize=KEPT_PLANS)(self._permute)
         self._shards = lru_cache(maxsize=KEPT_PLANS)(self._permute_shards)
 
@@ -144,10 +171,23 @@ class RowOrder:
         """The number of the visit that holds a row."""
         while row >= self._end:
             epoch, shard = self.visit(len(self._visits))
+            if not (counted := self.plans.known(shard)):
+                self.store.ahead(self.coming(len(self._visits)))
             self._begins.append(self._end)
             self._visits.append((epoch, shard))
             self._end += self.plans.rows(shard)
+            if row >= self._end and not counted and not self._said_uncounted:
+                self._said_uncounted = True
+                self.store.say(f"row {row:,} lies behind shards whose rows are not counted yet: they are read first")
         return bisect_right(self._begins, row) - 1
+
+    def coming(self, number: int) -> list[int]:
+        """All shards, in the order in which rows need them from the n-th visit on; the same list while that lasts."""
+        if number != self._now:
+            epoch, place = divmod(number, self.store.n_shards)
+            visits = np.concatenate([self._shards(epoch)[place:], self._shards(epoch + 1)])
+            self._now, self._coming = number, list(dict.fromkeys(visits.tolist()))
+        return self._coming
 
     def locate(self, row: int) -> Place:
         """Where one row lies."""
@@ -162,11 +202,11 @@ class RowOrder:
             number = self._find(first)
             epoch, shard = self._visits[number]
             start, size = first - self._begins[number], self.plans.rows(shard)
+            # Training meets the next shards soon: they may be made while this one is read, or waited for.
+            self.store.ahead(self.coming(number))
             rows = self._permutation(epoch, shard)[start : start + min(end - first, size - start)]
             parts.append(self.plans.assemble(shard, rows, bos))
             first += len(rows)
-        # Training meets the next shard soon: it may be made while this one is read.
-        self.store.ahead(self.visit(number + 1)[1])
         return np.concatenate([tokens for tokens, _ in parts]), np.concatenate([real for _, real in parts])
 
     def rows_in_epoch(self) -> int:

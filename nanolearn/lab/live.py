@@ -15,7 +15,7 @@ from IPython.display import display
 from nanolearn.lab import plots
 from nanolearn.lab.bands import Bands
 from nanolearn.lab.curves import Curves, name_axes
-from nanolearn.train.records import clock, step_line
+from nanolearn.train.console import clock, step_line
 
 SHARE = 0.01  # of the time that passes may go into drawing
 SOONEST = 2.0  # seconds

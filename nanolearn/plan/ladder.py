@@ -55,7 +55,13 @@ def _rungs(config: GPTConfig, sixteen: bool, world: int) -> Iterator[tuple[str, 
     yield "recompute=1", "MLPs computed again in the backward", config, "1", "fp32"
     yield "recompute=2", "whole blocks computed again", config, "2", "fp32"
     if sixteen and world > 1:
-        yield "master=sharded", "16-bit weights and gradients; fp32 ones in shards", config, "2", "sharded"
+        yield (
+            "master=sharded",
+            "16-bit weights, gradients add up in 16 bits; fp32 weights in shards",
+            config,
+            "2",
+            "sharded",
+        )
     last = "none" if sixteen else "fp32"
     if sixteen:
         yield "master=none", "16-bit weights: small updates are lost", config, "2", last

@@ -170,8 +170,10 @@ def _costs(plan: Numbers) -> Iterator[tuple[str, str]]:
         f"{duration(data['tokenise_hours'])} on {data['cores']} cores "
         f"({data['tokenise_rate'] / 1e6:.1f} MB/s a core, stated)",
     )
+    bound = plan["execution"]["disk_gb"]
+    held = f" (of both at most {size(bound * 1e9)} at once)" if bound else ""
     yield (
         "disk",
         f"{size(disk['total'])}: text {fetched.removeprefix('at most ')}, token shards "
-        f"{size(data['token_shards'])}, {disk['checkpoints']} checkpoints of {size(disk['checkpoint'])}",
+        f"{size(data['token_shards'])}{held}, {disk['checkpoints']} checkpoints of {size(disk['checkpoint'])}",
     )

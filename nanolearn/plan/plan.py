@@ -86,7 +86,10 @@ class Plan:
         """Everything in it as plain values: bytes, tokens, hours, dollars."""
         each = per_token(self.recipe.shape())
         checkpoint, kept = memory.checkpoint_bytes(self.recipe.gpt_config()), self.execution.keep_last + 1
-        disk = (self.data.download or 0) + self.data.token_shards + kept * checkpoint
+        corpus = (self.data.download or 0) + self.data.token_shards
+        if self.execution.disk_gb:
+            corpus = min(corpus, int(self.execution.disk_gb * 1e9))
+        disk = corpus + kept * checkpoint
         return {
             "name": self.recipe.name,
             "machine": self.machine.label,

@@ -17,26 +17,28 @@ from nanolearn.execution import Execution
 from nanolearn.fetch import replacing
 from nanolearn.recipe import Recipe
 from nanolearn.tokenizer import DESCRIPTION, Tokenizer
+from nanolearn.train import trackers
 from nanolearn.train.checkpoint import check_identity
 from nanolearn.train.records import LOCK, only_writer
 
 RECIPE, EXECUTION, DATA, TOKENIZER = "recipe.json", "execution.json", "data.json", "tokenizer"
 TOKENISE_NOW = 100e6  # bytes of text up to which a corpus is tokenised before the first step
 BUILT: dict[str, object] = {
-    "disk_gb": 0.0,
     "attention": "auto",
-    "tracker": "none",
 }
 
 
 def refuse_unbuilt(execution: Execution) -> None:
-    """Raises UserError for a wish that this version would have to ignore. Taught in chapter 07_pretrain.
+    """Raises UserError for a wish that this version would have to ignore, or whose package is missing.
+
+    Taught in chapter 07_pretrain.
 
     >>> refuse_unbuilt(Execution())
     """
     for name, usual in BUILT.items():
         if (wish := getattr(execution, name)) != usual:
             raise UserError(f"{name}={wish} is not built yet", f"leave it at {usual}")
+    trackers.check(execution.tracker)
 
 
 def check_nodes(execution: Execution) -> None:
@@ -67,14 +69,20 @@ class Data:
         return hashlib.sha256(json.dumps(self.description, sort_keys=True).encode()).hexdigest()
 
 
-def open_data(source: Source, tokenizer: Tokenizer) -> Data:
-    """Fix the run's list of shards. A small corpus is tokenised now, by rank 0; the others find it done."""
-    stores = {split: TokenStore(source, tokenizer, split) for split in ("train", "val")}
+def open_data(source: Source, tokenizer: Tokenizer, disk_gb: float = 0.0) -> Data:
+    """Fix the run's list of shards. A small corpus is tokenised now, by rank 0; the others find it done.
+
+    `disk_gb` bounds the cache of the training split; validation always stays. Taught in chapter 07_pretrain.
+    """
+    stores = {
+        "train": TokenStore(source, tokenizer, "train", disk_gb=disk_gb),
+        "val": TokenStore(source, tokenizer, "val"),
+    }
     size = source.size_hint("train")
 
     def prepare() -> None:
         stores["val"].prepare()
-        if size is not None and size <= TOKENISE_NOW:
+        if size is not None and size <= TOKENISE_NOW and not disk_gb:
             stores["train"].prepare()
 
     distributed.on_main(prepare)

@@ -26,10 +26,11 @@ from nanolearn.recipe import Recipe
 from nanolearn.tokenizer import Tokenizer
 from nanolearn.tokenizer import train as train_tokenizer
 from nanolearn.train.agent import die_with_starter
+from nanolearn.train.console import Console
 from nanolearn.train.follow import follow
 from nanolearn.train.identity import check_nodes, check_recipe, kept_tokenizer, refuse_unbuilt, write_settings
 from nanolearn.train.outcome import note
-from nanolearn.train.records import Console, Observer, Result, finished, only_writer
+from nanolearn.train.records import Observer, Result, finished, only_writer
 from nanolearn.train.trainer import train
 from nanolearn.train.viewer import held, watch
 

@@ -40,6 +40,7 @@ from nanolearn.train.identity import claim, open_data, refuse_unbuilt
 from nanolearn.train.records import RESULT, Observer, Records, Result, finished, only_writer
 from nanolearn.train.saving import Saved, Saver
 from nanolearn.train.stall import Pulse
+from nanolearn.train.trackers import open_trackers
 from nanolearn.train.watch import Clock, Interrupts, KernelTime, Verdict, Watch, peak_memory
 
 PROMPTS = ("", "The history of", "The people of the United States")
@@ -126,7 +127,7 @@ class Run:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # collectives and events act on the current device
         self.kernels = KernelTime(self.device)
-        self.data = open_data(source, tokenizer)
+        self.data = open_data(source, tokenizer, execution.disk_gb)
         self.identity = distributed.on_main(lambda: claim(run_dir, recipe, execution, tokenizer, self.data))
         chosen = choose_dtype(machine, execution.dtype)
         self.dtype = str(chosen.value)
@@ -155,7 +156,10 @@ class Run:
         self.opened.callback(self.saver.close)
         self._open_rows()
         if self.world.main:
-            self.records = Records(self.run_dir, self.done, self.observers)
+            tracked = open_trackers(self.execution.tracker, self.run_dir, self.recipe, self.done)
+            for tracker in tracked:
+                self.opened.callback(tracker.close)
+            self.records = Records(self.run_dir, self.done, (*tracked, *self.observers))
             self.opened.callback(self.records.close)
         self._announce()
 
@@ -185,6 +189,7 @@ class Run:
         loader = Loader(self.data.train, bos, length, recipe.packer, recipe.seed, rank, size)
         rows = loader.micro_batches(self.row, recipe.rows_per_step, self.micro_batch)
         self.batches = Prefetcher(rows, self.device)
+        self.opened.callback(self.data.train.close)
         self.opened.callback(self.batches.close)
         self.compiling = choose_compile(self.machine, execution.compile)
         self.loss_sum = torch.compile(self.model.loss_sum) if self.compiling.value else self.model.loss_sum

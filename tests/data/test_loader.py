@@ -10,10 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nanolearn.data.loader import IGNORED, FixedRows, Loader, RowOrder, assemble, ranges
+from nanolearn.data.loader import IGNORED, FixedRows, Loader, RowOrder, assemble, ranges, rules
 from nanolearn.data.packing import PACKERS, pack
+from nanolearn.data.shard import TokenShard
 from nanolearn.data.sources import open_source
-from nanolearn.data.tokens import TokenShard, TokenStore
+from nanolearn.data.tokens import TokenStore
 from nanolearn.errors import UserError
 from nanolearn.tokenizer import Tokenizer, train
 
@@ -25,7 +26,10 @@ class Shards:
 
     def __init__(self, lengths: list[list[int]]) -> None:
         self.asked: list[int] = []
-        self.wanted_next: list[int] = []
+        self.wanted_next: list[list[int]] = []
+        self.said: list[str] = []
+        self.counted: dict[tuple[int, str], int] = {}
+        self.say = self.said.append
         self._shards, first = [], 0
         for of_shard in lengths:
             offsets = np.cumsum([0, *of_shard])
@@ -43,8 +47,14 @@ class Shards:
     def is_complete(self) -> bool:
         return self.complete
 
-    def ahead(self, index: int) -> None:
-        self.wanted_next.append(index)
+    def ahead(self, order: list[int]) -> None:
+        self.wanted_next.append(order)
+
+    def rows(self, index: int, packer: str) -> int | None:
+        return self.counted.get((index, packer))
+
+    def keep_rows(self, index: int, packer: str, rows: int) -> None:
+        self.counted[index, packer] = rows
 
 
 def random_shards(count: int = 4, documents: int = 30, seed: int = 0, longest: int = 60) -> Shards:
@@ -215,11 +225,75 @@ def test_only_the_shards_on_the_way_are_read_and_the_next_is_announced():
     next(loader.micro_batches(0, 4, 4))
     assert len(set(store.asked)) == 1
     order = loader.order
-    assert store.wanted_next == [order.visit(1)[1]]
+    assert store.wanted_next[-1][:2] == [order.visit(0)[1], order.visit(1)[1]]
     assert order.visit(50)[0] == 1
     store.complete = False
     with pytest.raises(ValueError, match="once every shard has been tokenised"):
         order.rows_in_epoch()
+
+
+def test_all_shards_are_announced_in_the_order_of_their_next_use():
+    store = random_shards(count=5)
+    order = RowOrder(store, 16, "best_fit_tail", seed=3)
+    visits = [order.visit(number)[1] for number in range(15)]
+    for number in range(8):
+        assert order.coming(number) is order.coming(number)
+        assert order.coming(number) == list(dict.fromkeys(visits[number:]))[:5]
+    for row in range(0, 200, 4):
+        order.read(row, 4, BOS)
+        assert store.wanted_next[-1][0] == order.locate(row + 3).shard == store.asked[-1]
+
+
+def test_a_shard_is_announced_before_it_is_waited_for():
+    """So that its successors are made meanwhile."""
+    store = random_shards(count=3)
+    told = []
+    store.ahead = lambda order: told.append((order[0], order[0] in store.asked))
+    RowOrder(store, 16, "best_fit_tail", seed=0).read(0, 1, BOS)
+    assert told[0] == (told[0][0], False)
+
+
+@pytest.mark.parametrize("packer", PACKERS)
+def test_d4_a_deep_resume_reads_no_earlier_shard_and_finds_the_same_rows(packer):
+    store = random_shards(count=12)
+    order = RowOrder(store, 16, packer, seed=1)
+    rows = order.rows_in_epoch()
+    everything = order.read(0, 3 * rows, BOS)[0]
+    for first in (rows // 2, rows - 1, rows, 2 * rows + rows // 3):
+        fresh = Shards([[1]])
+        fresh.__dict__.update(store.__dict__, asked=[], said=[], wanted_next=[])
+        fresh.say = fresh.said.append
+        resumed = RowOrder(fresh, 16, packer, seed=1)
+        np.testing.assert_array_equal(resumed.read(first, 1, BOS)[0], everything[first : first + 1])
+        assert set(fresh.asked) == {order.locate(first).shard}
+        assert fresh.said == []
+
+
+def test_a_deep_resume_without_counts_reads_what_lies_before_and_says_so():
+    store = random_shards(count=12)
+    row = RowOrder(store, 16, "best_fit_tail", seed=1).rows_in_epoch() // 2
+    store.counted.clear()
+    store.asked.clear()
+    order = RowOrder(store, 16, "best_fit_tail", seed=1)
+    order.read(row, 1, BOS)
+    assert len(set(store.asked)) == order.locate(row).epoch * 12 + len(order._visits)
+    assert store.said == [f"row {row:,} lies behind shards whose rows are not counted yet: they are read first"]
+
+
+def test_a_count_on_record_that_is_not_true_is_refused_before_it_moves_a_row():
+    store = random_shards(count=3)
+    RowOrder(store, 16, "best_fit_tail", seed=0).rows_in_epoch()
+    store.counted = {key: rows + 1 for key, rows in store.counted.items()}
+    with pytest.raises(UserError, match=r"shard \d holds \d+ rows, and \d+ were on record"):
+        RowOrder(store, 16, "best_fit_tail", seed=0).read(0, 1, BOS)
+
+
+def test_counts_name_the_packer_its_row_and_what_it_does(monkeypatch):
+    names = {rules(packer, capacity) for packer in PACKERS for capacity in (9, 33, 2049)}
+    assert len(names) == 3 * len(PACKERS)
+    before = rules("best_fit_tail", 33)
+    monkeypatch.setitem(PACKERS, "best_fit_tail", PACKERS["concatenate"])  # a later version packs otherwise
+    assert rules("best_fit_tail", 33) != before
 
 
 def test_rows_that_cannot_be_divided_are_refused_before_anything_is_read():

@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import subprocess
 import sys
 import threading
@@ -14,10 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from nanolearn.data import shard as shards
 from nanolearn.data import tokens
-from nanolearn.data.packing import pack
+from nanolearn.data.shard import TokenShard
 from nanolearn.data.sources import open_source
-from nanolearn.data.tokens import DamagedShard, TokenShard, TokenStore
+from nanolearn.data.tokens import TokenStore
 from nanolearn.errors import UserError
 from nanolearn.tokenizer import Tokenizer
 
@@ -57,6 +57,11 @@ def source(tmp_path):
 
 def documents(shard: TokenShard) -> list[list[int]]:
     return [shard.flat[a:b].tolist() for a, b in zip(shard.offsets, shard.offsets[1:], strict=False)]
+
+
+def files(store: TokenStore) -> list[str]:
+    """What lies in a store's folder besides locks and the tokenizer."""
+    return sorted(path.name for path in store.folder.iterdir() if path.suffix != ".lock" and path.is_file())
 
 
 def test_a_shard_holds_each_document_exactly_without_bos(source, tokenizer):
@@ -136,64 +141,6 @@ def test_d7_missing_validation_shard_is_an_error(tmp_path, tokenizer):
         TokenStore(Texts(tmp_path, {}), tokenizer, "train")
 
 
-def test_d6_more_than_2_to_the_31_tokens_in_a_file_over_4_gib(tmp_path, tokenizer):
-    """Arrow's own header and footer around a sparse body; what lies beyond 32 bits is read from there."""
-    count = (1 << 31) + 5000
-    offsets = np.array([0, 1 << 31, (1 << 31) + 4990, count])
-    with open(tmp_path / "body", "wb") as body:
-        body.truncate(2 * count)
-    path = tmp_path / "sparse.arrow"
-    sink = _SparseFile(path)
-    labels = {"format": tokens.FORMAT, "tokenizer": tokenizer.digest, "text_bytes": "1", "checksum": "0"}
-    body = np.memmap(tmp_path / "body", np.uint16, "r")
-    tokens.write_arrow(pa.PythonFile(sink, "w"), body, offsets, labels)
-    sink.close()
-    with open(path, "r+b") as file:  # the last ten tokens, and two on the border of 2^31
-        file.seek(sink.body_at + 2 * (count - 10))
-        file.write(np.arange(1, 11, dtype=np.uint16).tobytes())
-        file.seek(sink.body_at + 2 * ((1 << 31) - 1))
-        file.write(np.array([7, 8], dtype=np.uint16).tobytes())
-
-    shard = TokenShard.open(path, tokenizer.digest)
-    assert path.stat().st_size > 1 << 32
-    assert len(shard.flat) == int(shard.lengths.sum()) == count
-    assert shard.flat[(1 << 31) - 1 : (1 << 31) + 1].tolist() == [7, 8]
-    assert shard.flat[shard.offsets[2] : shard.offsets[3]].tolist() == list(range(1, 11))
-    plan = pack(shard.lengths[2:], 6)
-    begin = shard.offsets[2:][plan.doc] + plan.start
-    assert [shard.flat[b : b + n].tolist() for b, n in zip(begin, plan.length, strict=True)] == [
-        [1, 2, 3, 4, 5],
-        [6, 7, 8, 9, 10],
-    ]
-
-
-class _SparseFile:
-    """A file in which a large buffer of zeros becomes a hole: Arrow writes 4 GiB in milliseconds."""
-
-    closed = False
-
-    def __init__(self, path: Path) -> None:
-        self._file = open(path, "wb")  # noqa: SIM115
-        self.body_at = 0
-
-    def write(self, data) -> int:
-        size = memoryview(data).nbytes
-        if size < 1 << 30:
-            return self._file.write(data)
-        self.body_at = self._file.tell()
-        self._file.seek(size, os.SEEK_CUR)
-        return size
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
 def _cut(share: float):
     return lambda data: data[: int(len(data) * share)]
 
@@ -246,14 +193,6 @@ def test_no_flipped_bit_gives_other_tokens_or_ends_the_process(source, tokenizer
     assert refused > len(whole) // 9
 
 
-def test_damage_is_one_line_for_a_person(tmp_path, tokenizer):
-    (tmp_path / "x.arrow").write_bytes(b"no")
-    with pytest.raises(DamagedShard, match=r"x\.arrow is damaged \(.*\): its store makes it again"):
-        TokenShard.open(tmp_path / "x.arrow", tokenizer.digest)
-    with pytest.raises(UserError, match="there is no token file"):
-        TokenShard.open(tmp_path / "y.arrow", tokenizer.digest)
-
-
 def test_c5_tokens_of_another_tokenizer_are_refused(source, tokenizer):
     """Also where the folder's name would allow it, and the file stays as it is."""
     store = TokenStore(source, tokenizer, "train")
@@ -275,7 +214,7 @@ def test_a_shard_without_text_is_named(texts, tmp_path, tokenizer):
     store = TokenStore(source, tokenizer, "train")
     with pytest.raises(UserError, match="shard train_0 of fake-0a1b holds no text: look at .*train_0.parquet"):
         store.shard(0)
-    assert [path.suffix for path in store.folder.iterdir()] == [".lock"]
+    assert files(store) == []
     assert store.shard(1).n_documents == 1
 
 
@@ -294,10 +233,10 @@ def test_a_failure_leaves_nothing_and_hurts_nothing(source, tokenizer, monkeypat
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(tokens, "write_arrow", full)
+    monkeypatch.setattr(shards, "write_arrow", full)
     with pytest.raises(UserError, match="the disk that holds .* is full"):
         store.shard(0)
-    assert sorted(path.name for path in store.folder.iterdir() if path.suffix != ".lock") == ["train_1.arrow"]
+    assert files(store) == ["train_1.arrow"]
     assert store.path(1).read_bytes() == kept
     monkeypatch.undo()
 
@@ -348,22 +287,58 @@ def test_two_processes_that_want_one_shard_both_get_it(source, tokenizer, tmp_pa
     assert answers[0] == answers[1] == [len(tokenizer.encode_ordinary(text)) for text in TEXTS["train_0"]]
 
 
-def test_a_shard_is_made_ahead_by_another_process(source, tokenizer, monkeypatch):
+def test_the_next_shards_are_made_ahead_by_other_processes(tmp_path, tokenizer, monkeypatch):
+    source = Texts(tmp_path, {f"train_{number}": [f"fish {number}", "ring"] for number in range(5)})
     store = TokenStore(source, tokenizer, "train")
+    order = [3, 1, 4, 0, 2]
     monkeypatch.setenv("LOCAL_RANK", "1")
-    store.ahead(0)
-    assert store._helper is None  # one process a machine does it
+    store.ahead(order)
+    assert "team" not in vars(store), "one team a machine"
     monkeypatch.setenv("LOCAL_RANK", "0")
-    store.ahead(0)
-    helper = store._helper
-    store.ahead(1)
-    assert store._helper is helper or not helper.is_alive()  # never two at a time
-    helper.join(60)
-    assert store.path(0).exists()
+    for _ in range(2):  # one core can spare one process at a time
+        store.ahead(order)
+        store.team.wait(60)
+    assert files(store) == ["train_1.arrow", "train_4.arrow"], "two ahead, and not the present one"
     made = []
     monkeypatch.setattr(tokens, "tokenise", lambda *args: made.append(args))
-    assert documents(store.shard(0)) == [tokenizer.encode_ordinary(text) for text in TEXTS["train_0"]]
+    assert documents(store.shard(4)) == [tokenizer.encode_ordinary(text) for text in ("fish 4", "ring")]
     assert not made
+    assert Tokenizer.load(store.folder / "tokenizer").digest == tokenizer.digest
+
+
+def test_waiting_is_said_once_and_only_while_rows_are_read(source, tokenizer, monkeypatch):
+    said = []
+    TokenStore(source, tokenizer, "val", say=said.append).prepare()
+    store = TokenStore(source, tokenizer, "train", say=said.append)
+    assert said == []
+    monkeypatch.setattr(store.team, "want", lambda indices: None)
+    for index, order in enumerate([[0, 1], [1, 0]]):
+        store.ahead(order)
+        store.shard(index)
+    assert said == ["waiting for shard train_0 to be fetched and tokenised"]
+
+
+def test_counts_of_rows_outlive_the_shard_and_not_other_tokens(source, tokenizer):
+    store = TokenStore(source, tokenizer, "train")
+    assert store.rows(0, "a 9") is None
+    store.keep_rows(0, "a 9", 7)
+    store.keep_rows(0, "b 9", 8)
+    again = TokenStore(source, tokenizer, "train")
+    assert (again.rows(0, "a 9"), again.rows(0, "b 9"), again.rows(0, "c 9"), again.rows(1, "a 9")) == (
+        7,
+        8,
+        None,
+        None,
+    )
+    whole = store.path(0).read_bytes()
+    store.path(0).unlink()
+    assert again.rows(0, "a 9") == 7, "dropped for want of room"
+    store.path(0).write_bytes(whole[: len(whole) // 2])
+    assert again.rows(0, "a 9") is None
+    store.path(0).write_bytes(store.shard(1).path.read_bytes())
+    assert again.rows(0, "a 9") is None, "another shard's tokens"
+    store.path(0).with_suffix(".rows.json").write_text("{")
+    assert again.rows(0, "a 9") is None
 
 
 def test_a_real_source(tmp_path):

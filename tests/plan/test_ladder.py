@@ -35,6 +35,13 @@ def test_recomputation_costs_its_share_of_the_forward():
     assert 1.28 < rungs["recompute=2"].slowdown < 1.34
 
 
+def test_sharded_masters_come_before_none_and_only_where_there_are_shards():
+    asked = [rung.ask for rung in climb(D24, "cuda", "bfloat16", 10**9, rows=16, world=8)]
+    assert asked[3:5] == ["master=sharded", "master=none"]
+    assert "master=sharded" not in [rung.ask for rung in climb(D24, "cuda", "bfloat16", 10**9, rows=16)]
+    assert not [rung.ask for rung in climb(D24, "cpu", "float32", 10**9, rows=16, world=8) if "master" in rung.ask]
+
+
 def test_a_rung_needs_what_the_plan_would_then_count():
     rungs = {rung.ask: rung for rung in climb(D24, "cuda", "bfloat16", 10**9, rows=16)}
     options = {"kind": "cuda", "dtype": "bfloat16"}

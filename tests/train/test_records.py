@@ -7,7 +7,8 @@ import math
 import pytest
 
 from nanolearn.train import records
-from nanolearn.train.records import ASIDE, NAME, Console, Records, read, step_line
+from nanolearn.train.console import Console, step_line
+from nanolearn.train.records import ASIDE, NAME, Records, read
 
 
 def step(n, **more):

@@ -520,3 +520,18 @@ def test_t4_t6_promises_1_and_8_c2_gloo_processes_agree_with_one_and_hand_over_t
     (run / "result.json").unlink()
     tiny.train(run, recipe, resume_from=10)
     assert losses(run) == pytest.approx(losses(tmp_path / "alone"), rel=1e-9)
+
+
+@pytest.mark.slow
+def test_compiling_is_counted_apart_from_the_steps_after_it(tiny, tmp_path, monkeypatch):
+    """aot_eager: a code generator would add its own time to the same first call."""
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function: compiled(function, backend="aot_eager"))
+    monkeypatch.setattr(trainer, "choose_compile", lambda machine, wanted: Choice(wanted is True, "as asked"))
+    torch._dynamo.reset()
+    spent = tiny.train(tmp_path / "compiled", compile=True).seconds
+    # Eleven steps of a tiny model against one that traces it.
+    assert spent["first step, compiling"] > spent["forward and backward"] > 0
+    first, *others = [record["seconds"] for record in read(tmp_path / "compiled", "step")]
+    assert first >= spent["first step, compiling"] and max(others) < first
+    assert "first step, compiling" not in tiny.train(tmp_path / "eager", compile=False).seconds

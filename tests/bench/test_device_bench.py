@@ -1,0 +1,115 @@
+"""bench/device.py: it runs where only torch and numpy are, and what is wrong is found before it is timed."""
+
+import json
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from packaging.requirements import Requirement
+
+from nanolearn.model.attention import attend
+
+ROOT = Path(__file__).resolve().parents[2]
+BENCH = ROOT / "bench"
+MODULES = {"pyyaml": "yaml", "ipython": "IPython", "jupyterlab-myst": "jupyterlab_myst"}
+
+WITHOUT = """
+import runpy, sys
+from importlib.machinery import PathFinder
+class Without(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        # What a package that is not installed looks like, also to those who only ask.
+        return None if name.split(".")[0] in {refused} else PathFinder.find_spec(name, path, target)
+sys.meta_path[sys.meta_path.index(PathFinder)] = Without
+sys.argv = {argv}
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.fixture(autouse=True)
+def bench_can_be_imported(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+
+
+def refused() -> set[str]:
+    """The modules of every dependency but torch and numpy, without what torch itself brings."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    listed = [
+        *project["dependencies"],
+        *(each for extra in project["optional-dependencies"].values() for each in extra),
+    ]
+    brought = {Requirement(text).name.lower() for text in metadata.requires("torch") or []}  # filelock, for compiling
+    names = {Requirement(text).name.lower() for text in listed} - {"torch", "numpy"} - brought
+    return {MODULES.get(name, name.replace("-", "_")) for name in names} | {"google", "pandas", "scipy", "einops"}
+
+
+@pytest.mark.slow
+def test_the_whole_script_runs_where_only_torch_and_numpy_are(tmp_path):
+    argv = [str(BENCH / "device.py"), "--tiny", "--out", str(tmp_path)]
+    assert {"pydantic", "rustbpe", "tiktoken", "pyarrow", "psutil", "tqdm", "safetensors", "matplotlib"} <= refused()
+    code = WITHOUT.format(refused=sorted(refused()), argv=argv)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads((tmp_path / "device-tiny.json").read_text())
+    assert set(record) == {"date", "command", "machine", "figures"}
+    figures = record["figures"]
+    assert [said["wrong"] for said in figures["checks"].values()] == [[], [], []]
+    lines = figures["lines"]
+    assert not [line for line in lines if "failed" in line]
+    assert [(line["depth"], line["compiled"]) for line in lines] == [(2, False)] * 3 + [(1, False)] * 3 + [(2, True)]
+    # A CPU has no published peak: its MFU is left open, never 0.
+    assert all(line["tokens_per_second"] > 0 and line["mfu_canonical"] is None for line in lines)
+    assert all(0 <= line["stall_share"] < 0.5 and line["first_step_seconds"] > 0 for line in lines)
+    assert "as trained, compiled" in done.stdout or "masks over the whole square, compiled" in done.stdout
+
+
+def test_a_window_that_is_off_by_one_is_found_before_anything_is_timed():
+    from device import TINY, Way, check
+
+    wide = Way("off by one", "SSSL", lambda q, k, v, window: attend(q, k, v, window + 1))
+    wrong = check(wide, TINY, "cpu")["wrong"]
+    assert any(fault.startswith("float32 attention") for fault in wrong)
+
+
+def test_attention_that_sees_the_future_is_wrong_in_every_comparison():
+    from device import TINY, Way, check
+
+    def everything(q, k, v, window):
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+
+    assert len(check(Way("all", "SSSL", everything), TINY, "cpu")["wrong"]) == 4
+
+
+@pytest.mark.parametrize("fit, used, rows", [(4, 0.5, 4), (64, 0.5, 16), (64, 0.9, 1), (0, 0.5, 0)])
+def test_rows_grow_until_memory_ends_or_is_nearly_used(fit, used, rows):
+    from device import fitting_rows
+
+    trial = SimpleNamespace(once=lambda n: 1.0 if n <= fit else None, used=lambda: used)
+    assert fitting_rows(trial, 16, float("inf")) == (rows, 1.0 if rows else 0.0)
+
+
+def test_the_best_line_is_one_of_the_model_with_windows():
+    from device import best
+
+    def line(way: str, speed: float) -> dict:
+        return {"way": way, "depth": 24, "rows": 1, "tokens_per_second": speed}
+
+    failed = {"way": "as trained", "depth": 24, "failed": "out of memory"}
+    lines = [failed, line("masks over the whole square", 5.0), line("as trained", 7.0), line("no windows", 9.0)]
+    assert best(lines, 24)["tokens_per_second"] == 7.0
+    assert best(lines, 12) is None
+
+
+def test_without_an_accelerator_the_script_says_what_to_do(monkeypatch, capsys):
+    from device import main
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main([]) == 2
+    assert "--tiny" in capsys.readouterr().out
