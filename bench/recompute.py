@@ -2,8 +2,8 @@
 
 Memory is the most that torch's allocator had handed out at once in one micro-step, forward and backward, beyond
 weights and gradients. Time is CPU time of one thread, the median of some micro-steps, the ways taking turns: beside
-other processes two threads wait for each other, and the clock on the wall then showed micro-steps 9 times as long and
-once recompute=1 faster than none.
+other processes two threads wait for each other, and the clock on the wall then showed micro-steps 9 times as long.
+CPU time still spreads by 15% or so there: it shows the cost of recompute=2, and is too coarse for that of recompute=1.
 The published figures of the kind (GPT-2 1558M, 16 rows of 1,024 on a GPU: 39.5, 30.3 and 25.6 GiB) are another
 model's. Gradients: one step's, accumulated over 8 micro-steps in bf16 and in fp32, against float64. On an accelerator
 nothing of this was measured. `python bench/recompute.py` takes two minutes.

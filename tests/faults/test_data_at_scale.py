@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from nanolearn.data.ahead import Team
 from nanolearn.data.sources import open_source, texts
 from nanolearn.data.tokens import TokenStore
 from nanolearn.fetch import locked
@@ -20,6 +21,8 @@ from nanolearn.train.records import read
 from tests.local_server import COMMIT, Hub, serving
 from tests.ranks import run_ranks
 from tests.train.conftest import WORDS, Tiny, losses, rows
+
+pytestmark = pytest.mark.slow
 
 REPO = "someone/corpus"
 SHARDS = 6  # and one for validation
@@ -100,13 +103,16 @@ def taken() -> int:
 
 def test_nothing_is_prepared_and_the_losses_are_those_of_a_prepared_run(scale, hub, tmp_path, monkeypatch):
     expected = undisturbed(scale, tmp_path / "quiet")
-    before = fetched(hub)
+    before, apart = fetched(hub), []
+    run = Team._run
+    monkeypatch.setattr(Team, "_run", lambda team, job: (run(team, job), apart.append(job.path)))
     with cache(tmp_path / "cache", monkeypatch):
         train(scale, tmp_path / "run")
     assert losses(tmp_path / "run") == expected
     assert rows(tmp_path / "run") == [8 * step for step in range(STEPS)]
     assert [now - then for now, then in zip(fetched(hub), before, strict=True)] == [1] * (SHARDS + 1)
     assert read(tmp_path / "run", "step")[-1]["epoch"] == 1, "the second pass read what the first one made"
+    assert apart, "no shard was made by a background process"
 
 
 def test_shards_are_dropped_fetched_again_and_the_run_is_interrupted(scale, hub, tmp_path, monkeypatch, capsys):
@@ -164,7 +170,6 @@ def test_a_shard_in_the_making_elsewhere_is_waited_for_and_shows_as_stall(scale,
     assert max(record["stall"] for record in read(tmp_path / "run", "step")) > 0.5
 
 
-@pytest.mark.slow
 def test_two_ranks_share_one_team_and_one_bound(scale, hub, tmp_path, monkeypatch):
     """Each shard is made once while it lasts, whichever rank needs it first; the losses are those of one rank."""
     expected = undisturbed(scale, tmp_path / "quiet")

@@ -260,3 +260,15 @@ def test_no_smaller_depth_is_named_where_the_whole_shape_was_asked_for():
 def test_the_way_out_of_a_large_run_keeps_its_ratio():
     plan = make_plan(Recipe.from_depth(40, ratio=30.0), Execution(), named("H100"))
     assert " with ratio=30.0: fits" in plan.ways_out[0]
+
+
+def test_a_bound_on_disk_holds_in_the_plan_and_is_said():
+    recipe = Recipe.from_depth(12, data="climbmix", vocab_size=32_768)
+    free, held = (
+        make_plan(recipe, Execution(disk_gb=gb, price=1.0, peak_tflops=100.0), named("H100"), mfu=0.5) for gb in (0, 1)
+    )
+    corpus = free.data.download + free.data.token_shards
+    assert corpus > 1e9
+    assert free.numbers()["disk"]["total"] - held.numbers()["disk"]["total"] == corpus - 1e9
+    assert "of both at most" in held.text()
+    assert "of both at most" not in free.text()
