@@ -6,6 +6,7 @@ shards, and text that came from a Hub data set; never a person's own files, and 
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -81,14 +82,13 @@ class Space:
     def _drop(self, index: int) -> int:
         """Remove a shard's files, unless one is being made; the bytes that are free now."""
         name, freed = self.names[index], 0
-        for path in self.files(name):
-            try:
-                with locked(path, wait=False):
-                    here = size_of(path)
-                    path.unlink(missing_ok=True)
-                    freed += here
-            except (Held, OSError):  # being made, or in use where the system lets no file go that is
-                continue
+        tokens, *text = self.files(name)
+        # Whoever makes the tokens holds their lock and reads the text. An OSError: some systems keep what is in use.
+        with suppress(Held, OSError), locked(tokens, wait=False):
+            for path in text:
+                with suppress(Held, OSError), locked(path, wait=False):
+                    freed += _remove(path)
+            freed += _remove(tokens)
         if freed and not self.dropped:
             self._say(
                 f"disk_gb={self.bound / 1e9:g}: shard {name} ({freed / 1e6:,.3g} MB) is dropped, and others will be; "
@@ -96,6 +96,13 @@ class Space:
             )
         self.dropped += bool(freed)
         return freed
+
+
+def _remove(path: Path) -> int:
+    """Remove a file, if it is there; the bytes that are free now."""
+    freed = size_of(path)
+    path.unlink(missing_ok=True)
+    return freed
 
 
 def size_of(path: Path) -> int:

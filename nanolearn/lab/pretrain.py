@@ -211,7 +211,7 @@ def curves(run: Settled, guess: float) -> None:
     axes[1].axhline(guess, color=plots.GREY, linestyle="--", label=f"your guess, {guess:.2f}")
     curves_of.name_axes(*axes)
     for part in axes:
-        part.legend(loc="center right")
+        part.legend(loc="best")
     first, last = points.loss[0][2], points.loss[-1][2]
     measured = ", ".join(f"{bits:.2f}" for _, _, bits in points.bits + points.final) or "not measured"
     plots.show(

@@ -100,8 +100,18 @@ def test_a_shard_that_is_being_made_stays(source):
     said = []
     with locked(token_file(source.folder.parent / "tokens", "shard_3")):
         space(source, 5.9 * SIZE, said).make_room(ORDER, needed=1)
-    assert "shard_3" in left(source)[1]
-    assert "shard_5" not in left(source)[1]
+    text, tokens = left(source)
+    assert "shard_3" in tokens
+    assert "shard_3" in text, "whoever makes tokens reads the text"
+    assert "shard_5" not in tokens
+
+
+def test_text_that_is_being_fetched_stays(source):
+    with locked(source.text("shard_3")):
+        space(source, 1, []).make_room(ORDER, needed=1)
+    text, tokens = left(source)
+    assert "shard_3" in text
+    assert tokens == names(ORDER[:1])
 
 
 def test_drops_are_counted_and_the_first_is_said(source):
