@@ -134,10 +134,10 @@ def reply(
             request.connection.settimeout(20)
             request.connection.recv(1)  # until the client gives up
         if fault == "crawl":
-            for at in range(half, len(body), 1000):
+            for at in range(half, len(body), 1000):  # seconds: whoever wants to stop it has time to
                 request.wfile.write(body[at : at + 1000])
                 request.wfile.flush()
-                threading.Event().wait(0.05)
+                threading.Event().wait(0.2)
 
 
 @contextmanager

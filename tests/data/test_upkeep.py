@@ -90,12 +90,12 @@ def test_a_stopped_fetch_goes_on_where_it_stopped(server, number, root):
     command = [sys.executable, "-c", code, "data", "fetch", SPEC]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         parts_of = cache_dir() / "hub"
-        for _ in range(600):
-            if sum(path.stat().st_size for path in parts_of.rglob("*.part")) > 100_000:
+        for _ in range(4000):
+            if sum(path.stat().st_size for path in parts_of.rglob("*.part")) > 60_000:
                 break
             time.sleep(0.05)
         process.send_signal(number)
-        _, error = process.communicate(timeout=20)
+        _, error = process.communicate(timeout=90)
     assert process.returncode == (130 if number == signal.SIGINT else -9)
     assert ("the same command goes on from it" in error) == (number == signal.SIGINT)
     source = open_source(SPEC)
