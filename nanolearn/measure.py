@@ -14,16 +14,17 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
+from torch.multiprocessing.spawn import ProcessContext
 
 from nanolearn import host
 from nanolearn.data.hub import KNOWN
-from nanolearn.devices import peak_flops
 from nanolearn.doctor import Check
 from nanolearn.errors import UserError
 from nanolearn.execution import Execution
@@ -38,6 +39,9 @@ from nanolearn.tokenizer import train
 SLOW = 0.95  # of the median rate: below, a device is named
 GPU_SIZE, GPU_SECONDS = 8192, 3.0
 REDUCED, DISK_BYTES, TEXT_BYTES, HUB_BYTES = 256 << 20, 256 << 20, 4 << 20, 32 << 20
+REDUCE_SECONDS, DISK_SECONDS, HUB_SECONDS = 60.0, 8.0, 20.0  # the most that one measurement may take
+SYNCED = 16  # MiB between two waits for the disk
+LINKS = "set NCCL_DEBUG=INFO and look at the links between the devices (nvidia-smi topo -m, rocm-smi --showtopo)"
 WORDS = ("the", "of", "and", "people", "history", "year", "river", "state", "built", "small", "long", "water", "great")
 
 
@@ -58,13 +62,29 @@ def examine(
     yield spread(rates)
     processes = max(2 if machine.type == "cpu" else machine.count, 1)
     if processes > 1:
-        yield reduce_rate(processes, machine.type, REDUCED // cut)
+        yield tried("all-reduce", lambda: reduce_rate(processes, machine.type, REDUCED // cut), LINKS)
     for name, folder in (("cache", cache_dir()), ("runs", runs_dir())):
-        yield disk(name, folder, DISK_BYTES // cut)
+        elsewhere = f"set NANOLEARN_{name.upper()} to a disk that can be written"
+        yield tried(f"{name} disk", partial(disk, name, folder, DISK_BYTES // cut), elsewhere)
     yield encoding(TEXT_BYTES // cut)
     if online:
         yield hub_rate(HUB_BYTES // cut)
     yield verdict(recipe, execution, machine, min(rates))
+
+
+def tried(name: str, look: Callable[[], Check], remedy: str) -> Check:
+    """A measurement, or the line that says why there is none: the page has to go on.
+
+    >>> print(tried("links", lambda: 1 / 0, "look at them").found)
+    not measured: division by zero
+
+    Taught in chapter 14_scaling_out.
+    """
+    try:
+        return look()
+    except Exception as problem:
+        said = (str(problem).strip().splitlines() or [type(problem).__name__])[-1][:160]
+        return Check(name, f"not measured: {said}", remedy)
 
 
 def matmul_rates(machine: Machine, dtype: str, seconds: float = GPU_SECONDS) -> list[float]:
@@ -107,21 +127,35 @@ def spread(rates: Sequence[float]) -> Check:
     )
 
 
-def reduce_rate(processes: int, kind: str, size: int) -> Check:
+def reduce_rate(processes: int, kind: str, size: int, seconds: float = REDUCE_SECONDS) -> Check:
     """How fast all ranks add up a buffer of `size` bytes: bus bandwidth, which does not depend on how many they are.
 
-    Each byte travels 2 (n - 1) / n times over the slowest link. Taught in chapter 14_scaling_out.
+    Each byte travels 2 (n - 1) / n times over the slowest link. Raises TimeoutError after `seconds`: a link that hangs
+    is what this looks for. Taught in chapter 14_scaling_out.
     """
     with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
         free.bind(("127.0.0.1", 0))
         told = Path(folder) / "seconds"
         port = free.getsockname()[1]
         free.close()
-        multiprocessing.spawn(_reduce, (processes, kind, size, port, str(told)), nprocs=processes)
-        seconds = float(told.read_text())
-    rate = bus_rate(size, processes, seconds)
+        _within(
+            seconds, multiprocessing.spawn(_reduce, (processes, kind, size, port, str(told)), processes, join=False)
+        )
+        taken = float(told.read_text())
+    rate = bus_rate(size, processes, taken)
     link = "gloo" if kind != "cuda" else "NCCL or RCCL"
     return Check("all-reduce", f"{rate / 1e9:.2f} GB/s over {processes} processes ({link}, {size / 1e6:.0f} MB)")
+
+
+def _within(seconds: float, workers: ProcessContext) -> None:
+    until = time.monotonic() + seconds
+    try:
+        while not workers.join(timeout=1.0):
+            if time.monotonic() > until:
+                raise TimeoutError(f"no answer from all {len(workers.processes)} processes in {seconds:.0f} s")
+    finally:
+        for process in workers.processes:
+            process.kill()
 
 
 def bus_rate(size: int, processes: int, seconds: float) -> float:
@@ -160,19 +194,23 @@ def disk(name: str, folder: Path, size: int) -> Check:
     block = os.urandom(1 << 20)
     with tempfile.NamedTemporaryFile(dir=folder) as file:
         begun = time.perf_counter()
-        for _ in range(max(1, size // len(block))):
+        for at in range(max(1, size // len(block))):
             file.write(block)
+            if at % SYNCED == SYNCED - 1:
+                os.fsync(file.fileno())  # else a slow disk would be waited for at the end, however long
+                if time.perf_counter() - begun > DISK_SECONDS:
+                    break
         file.flush()
         os.fsync(file.fileno())
-        written = time.perf_counter() - begun
+        size, written = file.tell(), time.perf_counter() - begun
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         file.seek(0)
         begun = time.perf_counter()
-        while file.read(1 << 24):
+        while file.read(1 << 24) and time.perf_counter() - begun < DISK_SECONDS:
             pass
-        size, taken = file.tell(), time.perf_counter() - begun
-    return Check(f"{name} disk", f"{size / written / 1e6:,.0f} MB/s written, {size / taken / 1e6:,.0f} MB/s read")
+        read, taken = file.tell(), time.perf_counter() - begun
+    return Check(f"{name} disk", f"{size / written / 1e6:,.0f} MB/s written, {read / taken / 1e6:,.0f} MB/s read")
 
 
 def encoding(size: int) -> Check:
@@ -198,7 +236,7 @@ def hub_rate(size: int) -> Check:
             answer.raise_for_status()
             for part in answer.iter_bytes():
                 read += len(part)
-                if read >= size:
+                if read >= size or time.perf_counter() - begun > HUB_SECONDS:
                     break
     except Exception as problem:  # whatever it is, this page has to go on and say it
         said = (str(problem).strip().splitlines() or [type(problem).__name__])[0][:160]
@@ -211,7 +249,10 @@ def drivers() -> tuple[str, str]:
     """The newest CUDA that NVIDIA's driver takes, and the ROCm of the system; "" for what isn't there."""
     told = ""
     if shutil.which("nvidia-smi"):
-        told = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=20).stdout
+        try:
+            told = subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=20).stdout
+        except (OSError, subprocess.TimeoutExpired):
+            told = ""  # doctor's line for torch says what the driver's tools list
     found = re.search(r"CUDA Version:\s*([\d.]+)", told)
     rocm = Path("/opt/rocm/.info/version")
     return found[1] if found else "", rocm.read_text().split("-")[0].strip() if rocm.exists() else ""
@@ -246,10 +287,12 @@ def verdict(recipe: Recipe, execution: Execution, machine: Machine, rate: float)
     Taught in chapter 06_mfu.
     """
     plan = make_plan(recipe, execution, machine, cpu_flops=rate)
+    peak = execution.peak(machine, str(plan.dtype.value)) if machine.type == "cuda" else None
+    if peak and plan.speed.mfu and rate / peak < plan.speed.mfu:
+        plan = make_plan(recipe, execution, machine, mfu=rate / peak)
     hours, cost = plan.hours, plan.cost
     money = "" if cost is None else f", ${cost:,.0f} ({plan.price_basis})"
     said = f"{recipe.name}: {duration(hours)}{money}; {plan.speed.basis}"
-    peak = peak_flops(machine.name, str(plan.dtype.value))
-    if machine.type == "cuda" and peak:
+    if peak:
         said += f"; matrices alone reach {rate / peak:.0%} of the peak, a bound on any run"
     return Check("this run", said, "" if plan.finishes else plan.problems[0])

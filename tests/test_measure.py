@@ -1,5 +1,6 @@
 """Measurements end to end on this machine's CPU with small buffers, and their verdicts for machines put before them."""
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,6 +30,45 @@ def test_what_is_simulated_is_not_measured(monkeypatch):
 
     with pytest.raises(UserError, match="H100 .simulated. can't be measured: unset NANOLEARN_SIMULATE"):
         next(measure.examine(Recipe.from_depth(4), Execution(), detect()))
+
+
+@pytest.mark.parametrize(("rate", "hours"), [(700e12, 1.96), (300e12, 3.23), (100e12, 9.68)])
+def test_a_run_is_no_faster_than_the_slowest_device_multiplies(rate, hours):
+    # 4.7752e9 FLOP for each of 5.838e9 tokens on 8 devices, at 50% of the peak or at what was measured.
+    counted = 4.7752e9 * 5_838_471_168 / 8 / min(rate, 0.5 * 989.4e12) / 3600
+    assert counted == pytest.approx(hours, abs=0.01)
+    found = measure.verdict(Recipe.from_depth(24, ratio=8), Execution(), named("8 x H100"), rate).found
+    assert f": {hours} h" in found
+
+
+def test_the_peak_that_a_user_gives_is_the_one_that_is_told():
+    execution = Execution(peak_tflops=1400)
+    found = measure.verdict(Recipe.from_depth(24, ratio=8), execution, named("8 x H100"), 700e12).found
+    assert "matrices alone reach 50% of the peak" in found
+
+
+def test_a_folder_that_cant_be_written_is_a_line_and_the_page_goes_on(tmp_path):
+    (tmp_path / "file").touch()
+    check = measure.tried("runs disk", lambda: measure.disk("runs", tmp_path / "file" / "x", 1 << 20), "set it")
+    assert check.found.startswith("not measured: ")
+    assert check.remedy == "set it"
+
+
+def test_a_slow_disk_is_left_after_its_time(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(measure, "DISK_SECONDS", 0.0)
+    monkeypatch.setattr(measure.os, "fsync", synced.append)
+    assert "MB/s written" in measure.disk("runs", tmp_path, 256 << 20).found
+    assert len(synced) == 2  # after the first 16 MiB, and at the end
+
+
+@pytest.mark.slow
+def test_a_link_that_hangs_is_left_and_no_process_stays(monkeypatch):
+    before = set(psutil.Process().children(recursive=True))
+    with pytest.raises(TimeoutError, match="no answer from all 2 processes in 0 s"):
+        measure.reduce_rate(2, "cpu", 64 << 20, seconds=0.0)
+    gone, alive = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=10)
+    assert not [one for one in alive if "spawn_main" in " ".join(one.cmdline())]
 
 
 @given(st.lists(st.floats(0.96e15, 1e15), min_size=1, max_size=16))

@@ -10,12 +10,21 @@ from pathlib import Path
 import pytest
 import yaml
 
+from nanolearn.train.outcome import GO_ON
+
 EXEC = Path(__file__).parents[2] / "exec"
 SETTINGS = {"OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR", "NCCL_DEBUG"}
 NANOLEARN = """#!/bin/sh
+if [ "$1" = join ]; then trap 'echo left >> calls; exit 75' TERM; fi
 echo "$@" >> calls
-if [ "$1" = join ]; then exit 0; fi
+if [ "$1" = join ]; then
+    n=0
+    while [ -n "$WAITS" ] && [ $n -lt 200 ]; do sleep 0.1; n=$((n + 1)); done
+    exit 0
+fi
 trap 'echo term >> calls; exit 75' TERM
+n=0 # a run ends after the other node has come, as it does where both train
+while [ -n "$MEETS" ] && ! grep -q '^join' calls && [ $n -lt 100 ]; do sleep 0.1; n=$((n + 1)); done
 n=0
 while [ -n "$SLEEP" ] && [ $n -lt 100 ]; do sleep 0.1; n=$((n + 1)); done
 exit "${CODE:-0}"
@@ -82,11 +91,21 @@ def test_term_is_handed_on_and_the_save_is_waited_for(checkout, script):
 
 
 def test_several_nodes_are_told_of_each_other(checkout):
-    assert sbatch("nodes.sbatch", "runs/a", "-p", "depth", "24", OVERRIDES="ratio=8").returncode == 0
+    assert sbatch("nodes.sbatch", "runs/a", "-p", "depth", "24", OVERRIDES="ratio=8", MEETS="1").returncode == 0
     calls = set((checkout / "calls").read_text().splitlines())
     wishes = "ratio=8 nodes=2 rendezvous=node-a:29500"
-    assert calls == {"join runs/a", f"run 07 -p depth 24 -r run_dir runs/a -r overrides {wishes}"}
+    assert calls - {"left"} == {"join runs/a", f"run 07 -p depth 24 -r run_dir runs/a -r overrides {wishes}"}
     assert sbatch("nodes.sbatch", "-f", "x.yaml").returncode == 2
+
+
+@pytest.mark.parametrize(("code", "exits"), [(2, 2), (75, 0)])
+def test_nodes_that_still_wait_do_not_hold_a_job_whose_run_ended(checkout, code, exits):
+    begun = time.monotonic()
+    assert sbatch("nodes.sbatch", "runs/a", CODE=str(code), WAITS="1", MEETS="1").returncode == exits
+    assert time.monotonic() - begun < 10  # a waiting node would hold it for 20 s here, for two hours there
+    calls = (checkout / "calls").read_text()
+    assert "left" in calls
+    assert ("scontrol requeue 17" in calls) == (code == 75)
 
 
 @pytest.mark.parametrize("name", ["nvidia.sh", "mi300x.sh"])
@@ -113,6 +132,7 @@ def test_the_cloud_file_calls_what_is_there(root):
     task = yaml.safe_load((EXEC / "cloud" / "sky.yaml").read_text())
     assert set(task) == {"name", "workdir", "resources", "file_mounts", "envs", "setup", "run"}
     assert task["resources"]["accelerators"] == "H100:8"
+    assert task["resources"]["job_recovery"] == {"recover_on_exit_codes": [GO_ON]}
     for path in re.findall(r"exec/[\w./-]+", task["setup"] + task["run"]):
         assert (root / path).exists(), path
     assert re.search(r"^\.venv/bin/nanolearn run 07 ", task["run"], re.M)
