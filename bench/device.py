@@ -219,6 +219,8 @@ class Trial:
 
     def once(self, rows: int) -> float | None:
         """Seconds of one step, or None where its rows don't fit."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats()  # else `used` is still that of the configuration before
         fits, began = True, time.perf_counter()
         try:
             with Prefetcher(random_rows(self.config, rows), self.device) as batches:

@@ -95,6 +95,37 @@ def test_rows_grow_until_memory_ends_or_is_nearly_used(fit, used, rows):
     assert fitting_rows(trial, 16, float("inf")) == (rows, 1.0 if rows else 0.0)
 
 
+def test_the_memory_of_the_configuration_before_does_not_end_the_search(monkeypatch):
+    import device
+
+    peak = 0  # as torch counts: the highest since the last reset, over all that the process did
+
+    def step(self, batch):
+        nonlocal peak
+        if (rows := batch.inputs.size(0)) > 64:
+            raise torch.OutOfMemoryError
+        peak = max(peak, 26 + rows)
+
+    def reset(*_):
+        nonlocal peak
+        peak = 0
+
+    read_ahead = device.Prefetcher
+    monkeypatch.setattr(device, "Prefetcher", lambda rows, _: read_ahead(rows, torch.device("cpu")))
+    monkeypatch.setattr(device.Trial, "step", step)
+    monkeypatch.setattr(device.Trial, "wait", lambda self: None)
+    monkeypatch.setattr(device.Trial, "__init__", lambda self: None)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", reset)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: peak)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=100))
+    found = []
+    for _ in ("depth 24", "depth 12"):
+        trial = device.Trial()
+        trial.device, trial.config = SimpleNamespace(type="cuda"), SimpleNamespace(sequence_len=4, vocab_size=64)
+        found.append(device.fitting_rows(trial, 128, float("inf"))[0])
+    assert found == [64, 64]
+
+
 def test_the_best_line_is_one_of_the_model_with_windows():
     from device import best
 
