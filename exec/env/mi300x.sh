@@ -15,7 +15,9 @@ export NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
 #   one-card run set it without need. `nanolearn doctor` prints the architecture.
 # - PYTORCH_ALLOC_CONF (or PYTORCH_HIP_ALLOC_CONF) =expandable_segments:True: did nothing on the ROCm builds of the
 #   published run (torch 2.9, ROCm 6.4); on a later one a copy to the device is reported to hang for ever
-#   (pytorch/pytorch issue 192259, torch 2.14 nightly with ROCm 7.2, open in August 2026).
+#   (pytorch/pytorch issue 192259, open in August 2026: torch 2.12 with ROCm 7.14, on a gfx1201, not on this card).
+# - TORCH_NCCL_ASYNC_ERROR_HANDLING: what a worker does when a collective fails or times out (0 nothing, 1 and 3 end
+#   the process; torch's ProcessGroupNCCL.hpp). Left at torch's default, which was not verified; 0 would let a run hang.
 # - HIP_FORCE_DEV_KERNARG=1, GPU_MAX_HW_QUEUES=2, NCCL_MIN_NCHANNELS=112: found in tuning guides for this card. Not
 #   verified, not measured: try them one at a time, and look at tokens a second.
 # - HIP_VISIBLE_DEVICES: all devices are used; set it to leave some out.

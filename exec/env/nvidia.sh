@@ -15,6 +15,8 @@ export NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
 # - PYTORCH_ALLOC_CONF=expandable_segments:True: helps where sizes change from step to step. Here every step asks for
 #   the same blocks. Not measured.
 # - NCCL_ALGO, NCCL_PROTO and other tuning: NCCL's guide keeps them for debugging; they may slow or hang a run.
+# - TORCH_NCCL_ASYNC_ERROR_HANDLING: what a worker does when a collective fails or times out (0 nothing, 1 and 3 end
+#   the process; torch's ProcessGroupNCCL.hpp). Left at torch's default, which was not verified; 0 would let a run hang.
 # - NCCL_SOCKET_IFNAME: needed on several nodes where NCCL picks a network that the other node can't reach; then name
 #   the right one, such as NCCL_SOCKET_IFNAME=eth0.
 # - CUDA_VISIBLE_DEVICES: all devices of the first kind are used; set it to leave some out.

@@ -78,7 +78,7 @@ def test_the_known_runs():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["speedrun", "mi300x-x1"])
+@pytest.mark.parametrize("name", ["h100x8", "speedrun", "mi300x-x1"])
 def test_papermill_takes_the_file_and_the_notebook_goes_up_to_the_launch(name, root, tmp_path, monkeypatch):
     monkeypatch.setenv("NANOLEARN_RUNS", str(tmp_path / "runs"))
     hub, out = Hub(), tmp_path / "out.ipynb"
