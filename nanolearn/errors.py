@@ -4,6 +4,8 @@ Everything a person can cause (a wrong name, a full disk, a missing file) is rai
 line and the notebooks print its single line and stop. Any other exception is a bug of ours and keeps its traceback.
 """
 
+GO_ON = 75  # exit code of what was stopped and wants to go on: EX_TEMPFAIL, "try again later", of sysexits.h
+
 
 class UserError(Exception):
     """Something a person can put right, said in one line: what happened, then what to do.

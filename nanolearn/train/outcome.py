@@ -10,9 +10,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from nanolearn.errors import GO_ON
+from nanolearn.train.records import RESULT
+
 NOTE = "NANOLEARN_NOTE"  # a file's path, in the environment of the job
-RESULT = "result.json"
-GO_ON = 75
 STOPS = ("", "KeyboardInterrupt")  # how a notebook ends that was told to stop: "" where its kernel is gone
 
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nanolearn.distributed import World
-from nanolearn.errors import UserError
+from nanolearn.errors import GO_ON, UserError
 from nanolearn.train.checkpoint import FOLDER, complete
 
 FOLDER_NAME = "heartbeats"
@@ -27,7 +27,6 @@ PATIENT = {START: 6.0, "checkpoint": 6.0}  # times as long: 100 GB onto a slow d
 SLOWEST = 5.0  # seconds between two looks; a shared file system may be later still
 GRACE = 10.0  # seconds for the other ranks' stacks, and for a main thread that can still raise
 PAUSED = 5.0  # seconds by which a look may be late
-EXIT = 75
 
 
 class Stalled(UserError):
@@ -179,7 +178,7 @@ class Pulse:
                 return
             _interrupt()
         if not self._closed.wait(GRACE):
-            os._exit(EXIT)
+            os._exit(GO_ON)
 
 
 def _interrupt() -> None:

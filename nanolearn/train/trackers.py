@@ -4,11 +4,17 @@ Each is a few lines behind the same record that goes into `records.jsonl`, so no
 and the file needs none of them. A tracked run belongs to its run directory: a resume goes on in it, and does not tell
 again what was told before (promise 2: it would be the same numbers). Only TensorBoard is told again, since it keeps
 points in memory for a while, which a kill loses; it forgets its points after a resume by itself.
+
+A tracker never holds up a run, and never ends one: it works in a thread of its own, a record or two behind, and one
+that fails (no network, a locked store) is given up, said aloud. A kill can cost it those last records.
 """
 
 import importlib.util
 import json
 import os
+import queue
+import sys
+import threading
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +26,7 @@ from nanolearn.recipe import Recipe
 from nanolearn.train.records import ASIDE, NAME, parsed
 
 FILE, PROJECT = "tracker.json", "nanolearn"
+CLOSING = 120.0  # seconds for what is left to tell, before a run ends without it
 SCALARS = ("loss", "grad_norm", "loss_z", "norm_z", "rate", "tokens_per_second", "mfu", "stall", "memory")
 # Each tracker's modules, and what pip calls their packages.
 MODULES = {
@@ -83,6 +90,42 @@ class Tracker:
     def close(self) -> None:
         """Keep everything, and say how the run ended."""
         raise NotImplementedError
+
+
+class Beside:
+    """A tracker that works in a thread of its own: an observer that returns at once and never raises.
+
+    Taught in chapter 07_pretrain.
+    """
+
+    def __init__(self, name: str, tracker: Tracker) -> None:
+        self.name, self.tracker, self.failed = name, tracker, False
+        self.waiting: queue.SimpleQueue[dict | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._work, name="tracker", daemon=True)
+        self.thread.start()
+
+    def __call__(self, record: dict) -> None:
+        if not self.failed:
+            self.waiting.put(record)
+
+    def _work(self) -> None:
+        try:
+            while (record := self.waiting.get()) is not None:
+                self.tracker(record)
+            self.tracker.close()
+        except Exception as error:
+            self.failed = True
+            self._say(f"failed ({type(error).__name__}: {error})")
+
+    def _say(self, what: str) -> None:
+        print(f"tracker={self.name} {what}: the run goes on without it, {NAME} has all", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Tell what is left to tell, for at most two minutes."""
+        self.waiting.put(None)
+        self.thread.join(CLOSING)
+        if self.thread.is_alive():
+            self._say(f"took longer than {CLOSING:.0f} s to end")
 
 
 class TensorBoard(Tracker):
@@ -156,10 +199,10 @@ class Logged(Tracker):
         self.run.finish()
 
 
-def open_trackers(name: str, run_dir: Path, recipe: Recipe, step: int) -> tuple[Tracker, ...]:
+def open_trackers(name: str, run_dir: Path, recipe: Recipe, step: int) -> tuple[Beside, ...]:
     """The tracker of a run that is at `step`, or none; to be closed. Open it before `Records` sets lines aside.
 
-    Raises UserError where its package is missing. Taught in chapter 07_pretrain.
+    Raises UserError where its package is missing, or it can't be opened. Taught in chapter 07_pretrain.
 
     >>> open_trackers("none", Path("runs/a"), Recipe.from_depth(4), step=0)
     ()
@@ -167,26 +210,31 @@ def open_trackers(name: str, run_dir: Path, recipe: Recipe, step: int) -> tuple[
     check(name)
     if name == "none":
         return ()
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a run tells nobody of itself unasked
-    module = importlib.import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
     begun = _begun(run_dir)
-    told = _told(run_dir) if name in begun else {}
     run = begun.get(name) or uuid.uuid4().hex
-    tracker: Tracker
-    if name == "tensorboard":
-        tracker = TensorBoard(module, run_dir, recipe, run, step)
-    elif name == "mlflow":
-        tracker = MLflow(module, run_dir, recipe, run, told)
-    else:
-        settings: dict[str, Any] = {"project": PROJECT, "config": recipe.model_dump(mode="json"), "resume": "allow"}
-        if name == "wandb":
-            settings |= {"id": run, "name": recipe.name, "dir": str(run_dir)}
-        else:
-            settings |= {"name": f"{recipe.name}-{run[:8]}"}  # what trackio knows a run by
-        tracker = Logged(module.init(**settings), told)
+    try:
+        tracker = _opened(name, run_dir, recipe, run, step, _told(run_dir) if name in begun else {})
+    except Exception as error:  # each package has its own for "not logged in" or "no such store"
+        remedy = "`wandb login`, or WANDB_MODE=offline" if name == "wandb" else "mend that, or leave tracker out"
+        raise UserError(f"tracker={name} can't be opened ({error})", remedy) from error
     with replacing(run_dir / FILE) as path:
         path.write_text(json.dumps(begun | {name: run}), encoding="utf-8")
-    return (tracker,)
+    return (Beside(name, tracker),)
+
+
+def _opened(name: str, run_dir: Path, recipe: Recipe, run: str, step: int, told: Mapping[str, int]) -> Tracker:
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # a run tells nobody of itself unasked
+    module = importlib.import_module("torch.utils.tensorboard" if name == "tensorboard" else name)
+    if name == "tensorboard":
+        return TensorBoard(module, run_dir, recipe, run, step)
+    if name == "mlflow":
+        return MLflow(module, run_dir, recipe, run, told)
+    settings: dict[str, Any] = {"project": PROJECT, "config": recipe.model_dump(mode="json"), "resume": "allow"}
+    if name == "wandb":
+        settings |= {"id": run, "name": recipe.name, "dir": str(run_dir)}
+    else:
+        settings |= {"name": f"{recipe.name}-{run[:8]}"}  # what trackio knows a run by
+    return Logged(module.init(**settings), told)
 
 
 def _begun(run_dir: Path) -> dict[str, str]:

@@ -11,23 +11,19 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from nanolearn import distributed, flops, host
-from nanolearn.data.batch import Batch
-from nanolearn.data.loader import FixedRows, Loader
+from nanolearn.data.loader import Loader
 from nanolearn.data.prefetch import Prefetcher
 from nanolearn.data.sources import Source
 from nanolearn.errors import UserError
-from nanolearn.evaluate.bits import Bits, bits_per_byte
 from nanolearn.execution import Execution
 from nanolearn.fetch import replacing
 from nanolearn.hardware import Machine, choose_compile, choose_dtype, select, torch_device
-from nanolearn.inference.sample import generate
 from nanolearn.model import attention
 from nanolearn.model.materialize import materialize
 from nanolearn.optim.optimizer import Optimizer
@@ -37,17 +33,14 @@ from nanolearn.tokenizer import Tokenizer
 from nanolearn.train import checkpoint
 from nanolearn.train.checkpoint import MODEL, OPTIMIZER, Manifest
 from nanolearn.train.identity import claim, open_data, refuse_unbuilt
+from nanolearn.train.judge import Judge
 from nanolearn.train.records import RESULT, Observer, Records, Result, finished, only_writer
 from nanolearn.train.saving import Saved, Saver
 from nanolearn.train.stall import Pulse
 from nanolearn.train.trackers import open_trackers
 from nanolearn.train.watch import Clock, Interrupts, KernelTime, Verdict, Watch, peak_memory
 
-PROMPTS = ("", "The history of", "The people of the United States")
-SAMPLE_TOKENS = 32
 VALIDATIONS, SAMPLES, SAVES = 10, 4, 10  # in a run, where Execution leaves it open
-PART = 0.01  # of the training tokens: what one validation on the way may read; ten of them cost 3% of a run
-WHOLE_CAP = 20 << 19  # tokens of the last validation, where the split has more: sampling error is below 1e-3 there
 
 
 def train(
@@ -104,8 +97,6 @@ class Run:
     stopped, step_seconds = "", 0.0
     first_step: float | None = None
     records: Records | None = None  # of rank 0
-    bits: Bits | None = None
-    whole = False
 
     def __init__(
         self,
@@ -144,7 +135,6 @@ class Run:
         self.watch = Watch(scaled=self.dtype == "float16")
         self.interrupts = Interrupts()
         self.pulse = Pulse(run_dir, self.world, execution.stall_minutes)
-        self.samples: list[dict[str, str]] = []
         self.notes, self.observers, self.opened = [f"{self.dtype}: {chosen.reason}"], observers, ExitStack()
 
     def _open(self) -> None:
@@ -184,9 +174,8 @@ class Run:
         recipe, execution = self.recipe, self.execution
         self.micro_batch = choose_micro_batch(recipe, execution, self.machine, world=self.world.size)
         self.accumulation = recipe.rows_per_step // (self.micro_batch * self.world.size)
-        bos, length = self.tokenizer.bos, recipe.sequence_len
-        rank, size = self.world.rank, self.world.size
-        loader = Loader(self.data.train, bos, length, recipe.packer, recipe.seed, rank, size)
+        which = (self.tokenizer.bos, recipe.sequence_len, recipe.packer, recipe.seed)
+        loader = Loader(self.data.train, *which, self.world.rank, self.world.size)
         rows = loader.micro_batches(self.row, recipe.rows_per_step, self.micro_batch)
         self.batches = Prefetcher(rows, self.device)
         self.opened.callback(self.data.train.close)
@@ -198,12 +187,8 @@ class Run:
         self.val_every = every(execution.val_every, recipe.steps, VALIDATIONS)
         self.sample_every = every(execution.sample_every, recipe.steps, SAMPLES)
         self.save_every = every(execution.save_every, recipe.steps, SAVES)
-        if execution.val_tokens:
-            self.val = FixedRows(self.data.val, bos, length)
-            asked = WHOLE_CAP if execution.val_tokens < 0 else execution.val_tokens
-            # Rounded up: fewer tokens than one row are one row, never none.
-            self.val_rows = min(math.ceil(asked / length), self.val.n_rows)
-            self.part_rows = min(max(int(PART * recipe.tokens / length), 1), self.val_rows)
+        looked_at = (self.model, self.tokenizer, recipe, self.data.val, execution.val_tokens)
+        self.judge = Judge(*looked_at, self.micro_batch, self.pulse.beat)
 
     def _announce(self) -> None:
         count = sum(p.numel() for p in self.parameters)
@@ -363,8 +348,8 @@ class Run:
             raise UserError(verdict.stop, f"look at {self.run_dir}; lower rates, or resume_from an earlier checkpoint")
         last = self.done == self.recipe.steps
         if not (last or self.stopped):  # who asks for a stop may have seconds left: these are for the save
-            if self.execution.val_tokens and self.done % self.val_every == 0:
-                self._validate(self.part_rows)
+            if self.judge.part and self.done % self.val_every == 0:
+                self._validate(self.judge.part)
             if self.done % self.sample_every == 0:
                 self._sample()
         # Last, so that no resume begins after a step whose validation or samples were never recorded.
@@ -402,37 +387,29 @@ class Run:
 
     def _validate(self, rows: int) -> None:
         with self.clock("validation"):
-            found = self.val.batches(self.micro_batch, rows, self.world.rank, self.world.size)
-            self.bits = bits_per_byte(self.model, map(self._to_device, found), self.tokenizer.token_bytes())
-        self.whole = rows == self.val.n_rows
+            bits = self.judge.validate(rows)
         self.tell(
             "validation",
             tokens=self.tokens,
-            bpb=self.bits.bpb,
-            loss=self.bits.loss,
+            bpb=bits.bpb,
+            loss=bits.loss,
             rows=rows,
-            bytes=self.bits.bytes,
-            whole=self.whole,
+            bytes=bits.bytes,
+            whole=self.judge.whole,
         )
-
-    def _to_device(self, batch: Batch) -> Batch:
-        self.pulse.beat("validation")  # each one: all of them may take longer than a rank may be silent
-        return replace(batch, inputs=batch.inputs.to(self.device), targets=batch.targets.to(self.device))
 
     def _sample(self) -> None:
         if not self.world.main:
             return
-        self.pulse.beat("samples")
         with self.clock("samples"):
-            texts = generate(self.model, self.tokenizer, PROMPTS, SAMPLE_TOKENS, seed=self.recipe.seed)
-        self.samples = [{"prompt": prompt, "text": text} for prompt, text in zip(PROMPTS, texts, strict=True)]
-        for sample in self.samples:
+            samples = self.judge.write()
+        for sample in samples:
             self.tell("sample", **sample)
 
     def _finish(self) -> Result:
         complete = self.done == self.recipe.steps
-        if complete and self.execution.val_tokens:
-            self._validate(self.val_rows)
+        if complete and self.judge.last:
+            self._validate(self.judge.last)
         if complete:
             self._sample()
         if self.refused:
@@ -448,6 +425,7 @@ class Run:
     def _result(self, complete: bool) -> Result:
         steps = self.done - self.first
         speed = steps * self.recipe.batch_tokens / self.step_seconds if steps else None
+        bits = self.judge.bits
         recent = list(self.watch.losses)[-max(1, self.recipe.steps // 20) :]
         return Result(
             name=self.recipe.name,
@@ -458,9 +436,9 @@ class Run:
             tokens=self.tokens,
             parameters=sum(p.numel() for p in self.parameters),
             loss=math.fsum(recent) / len(recent) if recent else None,
-            bpb=self.bits.bpb if self.bits else None,
-            validation_bytes=self.bits.bytes if self.bits else None,
-            whole_split=self.whole if self.bits else None,
+            bpb=bits.bpb if bits else None,
+            validation_bytes=bits.bytes if bits else None,
+            whole_split=self.judge.whole if bits else None,
             seconds=self.clock.totals(),
             first_step_seconds=self.first_step,
             tokens_per_second=speed,
@@ -469,7 +447,7 @@ class Run:
             skipped=self.watch.skipped,
             device=self.machine.label,
             dtype=self.dtype,
-            samples=self.samples,
+            samples=self.judge.samples,
         )
 
     def _farewell(self, result: Result) -> str:

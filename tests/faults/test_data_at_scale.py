@@ -52,7 +52,7 @@ def hub(tmp_path, monkeypatch):
 @pytest.fixture
 def scale(hub, tmp_path, monkeypatch) -> Tiny:
     """The tiny run over that data set."""
-    monkeypatch.setattr("nanolearn.train.trainer.SAMPLE_TOKENS", 3)
+    monkeypatch.setattr("nanolearn.train.judge.SAMPLE_TOKENS", 3)
     source = open_source(f"hf:{REPO}/data")
     return Tiny(Path(f"hf:{REPO}/data"), source, train_tokenizer(texts(source), 300))
 

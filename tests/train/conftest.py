@@ -12,7 +12,7 @@ from nanolearn.hardware import cpu
 from nanolearn.recipe import Recipe
 from nanolearn.tokenizer import Tokenizer
 from nanolearn.tokenizer import train as train_tokenizer
-from nanolearn.train import trainer
+from nanolearn.train import judge
 from nanolearn.train.records import Result, read
 from nanolearn.train.trainer import train
 
@@ -87,7 +87,7 @@ class Tiny:
 
 @pytest.fixture
 def tiny(tmp_path, monkeypatch) -> Tiny:
-    monkeypatch.setattr(trainer, "SAMPLE_TOKENS", 3)
+    monkeypatch.setattr(judge, "SAMPLE_TOKENS", 3)
     corpus = write_corpus(tmp_path / "corpus")
     source = open_source(str(corpus))
     return Tiny(corpus, source, train_tokenizer(texts(source), 300))

@@ -1,6 +1,7 @@
 """Trackers hold what records.jsonl holds, once, whatever happened in between."""
 
 import sys
+import threading
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
 
@@ -122,10 +123,8 @@ class Service:
 
 @pytest.mark.parametrize("name", ["trackio", "wandb"])
 def test_a_service_is_told_each_step_once_and_knows_the_run_again(name, tiny, tmp_path, monkeypatch):
-    service, module = Service(), ModuleType(name)
-    module.__spec__ = ModuleSpec(name, None)
-    module.init = service.init
-    monkeypatch.setitem(sys.modules, name, module)
+    service = Service()
+    faked(monkeypatch, name, service.init)
     interrupted(tiny, tmp_path / "run", tracker=name)
     losses = [(step, values["loss"]) for step, values in service.logged if "loss" in values]
     assert losses == recorded(tmp_path / "run")["loss"]
@@ -153,6 +152,56 @@ def test_a_missing_package_is_named_before_anything_is_fetched(name, tiny, monke
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda module: None)
     with pytest.raises(UserError, match=rf"tracker={name} needs the package .*: pip install "):
         refuse_unbuilt(tiny.execution(tracker=name))
+
+
+def faked(monkeypatch, name: str, init) -> None:
+    module = ModuleType(name)
+    module.__spec__ = ModuleSpec(name, None)
+    module.init = init
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def test_a_tracker_that_fails_is_given_up_aloud_and_the_run_goes_on(tiny, tmp_path, monkeypatch, capfd):
+    seen = []
+
+    def log(values, step):
+        seen.append(step)
+        if step == 3:
+            raise ConnectionError("no network")
+
+    faked(monkeypatch, "wandb", lambda **_: SimpleNamespace(log=log, finish=lambda: None))
+    assert tiny.train(tmp_path / "run", tracker="wandb", **USUAL).complete
+    assert seen == [1, 2, 3]
+    assert capfd.readouterr().err.count("tracker=wandb failed (ConnectionError: no network): the run goes on") == 1
+
+
+def test_a_tracker_that_is_slow_does_not_hold_up_the_step():
+    free, told = threading.Event(), []
+
+    class Slow(trackers.Tracker):
+        def numbers(self, values, step):
+            assert free.wait(30)
+            told.append(step)
+
+        def close(self):
+            told.append("closed")
+
+    beside = trackers.Beside("slow", Slow({}))
+    for step in (1, 2, 3):
+        beside({"kind": "step", "step": step, "loss": 1.0})  # returns, though nothing can be told yet
+    assert told == []
+    free.set()
+    beside.close()
+    assert told == [1, 2, 3, "closed"]
+
+
+def test_a_service_that_knows_no_key_is_a_plain_error_before_the_first_step(tiny, tmp_path, monkeypatch):
+    def init(**_):
+        raise RuntimeError("No API key configured")
+
+    faked(monkeypatch, "wandb", init)
+    with pytest.raises(UserError, match=r"tracker=wandb can't be opened \(No API key configured\).*WANDB_MODE"):
+        tiny.train(tmp_path / "run", tracker="wandb", **USUAL)
 
 
 def test_without_a_tracker_nothing_is_written(tiny, tmp_path):

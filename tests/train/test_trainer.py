@@ -23,6 +23,7 @@ from nanolearn.model.materialize import materialize
 from nanolearn.tokenizer import train as train_tokenizer
 from nanolearn.train import checkpoint, saving, trainer, watch
 from nanolearn.train.checkpoint import NotSaved
+from nanolearn.train.judge import PROMPTS
 from nanolearn.train.records import ASIDE, only_writer, read
 from tests.train.conftest import losses, rows, write_corpus
 
@@ -471,7 +472,7 @@ def test_samples_and_validations_come_as_often_as_asked(tiny, tmp_path):
     result = tiny.train(tmp_path / "run", val_tokens=-1, val_every=4, sample_every=6)
     assert [r["step"] for r in read(tmp_path / "run", "validation")] == [4, 8, 12]
     assert sorted({r["step"] for r in read(tmp_path / "run", "sample")}) == [6, 12]
-    assert len(result.samples) == len(trainer.PROMPTS)
+    assert len(result.samples) == len(PROMPTS)
 
 
 TWO_RANKS = """
