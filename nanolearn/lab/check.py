@@ -5,6 +5,7 @@ The tests run these on all chapters, and on small bad notebooks that each must b
 """
 
 import ast
+import copy
 import re
 from pathlib import Path
 
@@ -16,7 +17,11 @@ from nanolearn.errors import UserError
 from nanolearn.lab import params
 
 MAX_LINES = 25  # a code cell that fits one screen beside its text
-MAX_PARAMETERS = 8
+MAX_PARAMETERS, MAX_SETUP = 8, 8
+CELLS, WORDS, FIGURES = (15, 35), (1200, 3000), (3, 6)  # code cells, words of prose, figures of a chapter
+# A chapter's headings, in order; a chapter gives its toy, its measurements and its graded work headings of their own.
+PARTS = ("Where we are", "Predict", "Break it", "At full scale", "Exercises", "Summary")
+EXERCISES = (3, 5)
 LEAVES = {"sys.exit", "os._exit", "exit", "quit", "SystemExit"}
 SHELLS = {
     "os.system",
@@ -32,6 +37,7 @@ OUTSIDE = {
     "httpx",
     "matplotlib",
 }  # launcher, fetch and plots stand for these
+SOLUTION = "solution"  # tags the cells that `with_solutions` adds
 HIDDEN = {"hide-input", "hide-cell", "remove-input", "remove-cell"}
 
 
@@ -66,7 +72,58 @@ def parameter_faults(code: list[NotebookNode]) -> list[str]:
         found.append("parameters: one literal a line, with its comment on the same line")
     if len(code) < 2 or "params.check(globals())" not in code[1].source:
         found.append("setup: the cell after the parameters calls params.check(globals())")
+    elif len(code[1].source.splitlines()) > MAX_SETUP:
+        found.append(f"setup: {len(code[1].source.splitlines())} lines; at most {MAX_SETUP}")
     return found
+
+
+def shape_faults(notebook: NotebookNode) -> list[str]:
+    """Whether a chapter has the size and the parts that CONTRIBUTING names; `faults` says whether its cells are right.
+
+    Taught in chapter 07_pretrain.
+    """
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    words = len(re.findall(r"[A-Za-z']+", re.sub(r"```.*?```", "", prose, flags=re.S)))
+    tasks = re.findall(r"^`{3,}\{exercise\}", prose, flags=re.M)
+    counted = {
+        "code cells": (len(code), CELLS),
+        "words": (words, WORDS),
+        "exercises": (len(tasks), EXERCISES),
+        "solutions": (len(solutions(notebook)), EXERCISES),
+    }
+    found = [f"{n} {name}; {low} to {high}" for name, (n, (low, high)) in counted.items() if not low <= n <= high]
+    headings = [line.lstrip("# ").strip() for line in prose.splitlines() if line.startswith("## ")]
+    there = [part for part in headings if part in PARTS]
+    if there != list(PARTS):
+        found.append(f"headings {there}; in this order: {list(PARTS)}")
+    if not any(re.match(r"guess\b.* = ", line) for cell in code for line in cell.source.splitlines()):
+        found.append("predict: no cell asks for a guess")
+    if "problems.show(" not in "".join(cell.source for cell in code):
+        found.append("exercises: no graded problem is shown with problems.show(...)")
+    return found
+
+
+def solutions(notebook: NotebookNode) -> list[str]:
+    """The code of each folded solution, in order: its ```python blocks, joined.
+
+    >>> page = "````{solution} a\\n:class: dropdown\\n```python\\nx = 1\\n```\\n````"
+    >>> solutions(nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(page)]))
+    ['x = 1']
+    """
+    prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
+    folded = re.findall(r"^````\{solution\}(.*?)^````\s*$", prose, flags=re.S | re.M)
+    return ["\n".join(re.findall(r"^```python\n(.*?)\n```", text, flags=re.S | re.M)) for text in folded]
+
+
+def with_solutions(notebook: NotebookNode) -> NotebookNode:
+    """The notebook with each solution as a cell after its last one, so that one execution tries chapter and solutions.
+
+    Taught in chapter 07_pretrain.
+    """
+    grown = copy.deepcopy(notebook)
+    grown.cells += [nbformat.v4.new_code_cell(code, metadata={"tags": [SOLUTION]}) for code in solutions(notebook)]
+    return grown
 
 
 def _cell_faults(number: int, cell: NotebookNode) -> list[str]:

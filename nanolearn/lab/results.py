@@ -17,24 +17,37 @@ from nanolearn.train.viewer import held
 LATEST = "latest.json"
 
 
-def finish(notebook: str, run_dir: Path, values: Mapping[str, Any]) -> None:
+def finish(notebook: str, values: Mapping[str, Any], run_dir: Path | None = None) -> None:
     """Write a notebook's results; the only call of a chapter's last cell.
 
-    `values` (plain JSON values) go under the key "notebook" of `run_dir/result.json`, beside what the trainer
-    wrote there. `runs_dir()/latest.json` is set to this run, and the place is printed. A run that another process
-    trains is left alone. Raises ValueError for NaN or infinity, which JSON hasn't got: in a result they are a fault
-    to find.
+    `values` (plain JSON values) go under the key "notebook" of result.json: in `run_dir`, beside what the trainer wrote
+    there, and `runs_dir()/latest.json` is set to this run; else, for a chapter that trains no run, in
+    `runs_dir()/chapters/NOTEBOOK`. The place is printed. A run that another process trains is left alone. Raises
+    ValueError for NaN or infinity, which JSON hasn't got: in a result they are a fault to find.
 
     Taught in chapter 07_pretrain.
     """
-    if held(run_dir):
-        print(f"run directory: {run_dir} (another process trains there: nothing was written)")
+    folder = run_dir or chapter_dir(notebook)
+    if held(folder):
+        print(f"run directory: {folder} (another process trains there: nothing was written)")
         return
-    path = run_dir / RESULT
+    path = folder / RESULT
     before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     _write(path, {**before, "notebook": {"name": notebook, **values}})
-    _write(runs_dir() / LATEST, {"run_dir": str(run_dir), "notebook": notebook})
-    print(f"run directory: {run_dir}")
+    if run_dir:
+        _write(runs_dir() / LATEST, {"run_dir": str(run_dir), "notebook": notebook})
+        print(f"run directory: {run_dir}")
+    else:
+        print(f"results: {path}")
+
+
+def chapter_dir(notebook: str) -> Path:
+    """Where a chapter that trains no run writes what it found.
+
+    >>> chapter_dir("02_packing").parts[-2:]
+    ('chapters', '02_packing')
+    """
+    return runs_dir() / "chapters" / notebook
 
 
 def _write(path: Path, values: Mapping[str, Any]) -> None:

@@ -153,3 +153,28 @@ def test_a_pair_that_differs_is_found(pair, change):
     nbformat.write(notebook, path)
     (fault,) = check.pair_faults(text, path)
     assert "make notebooks" in fault
+
+
+def test_a_chapter_with_all_its_parts_has_no_fault_and_each_missing_one_is_named():
+    def chapter(headings=check.PARTS, tasks=3, guess="guess = 2.0", graded='problems.show("a/b")', words=1500):
+        task = "```{exercise}\n:label: e\ndo\n```\n````{solution} e\n:class: dropdown\n```python\nx = 1\n```\n````"
+        prose = "\n".join(f"## {heading}" for heading in headings) + "\n" + "\n".join([task] * tasks)
+        code = [guess, graded, *["1"] * 14]
+        return new_notebook(cells=[new_markdown_cell(prose + "\n" + " word" * words), *map(new_code_cell, code)])
+
+    assert check.shape_faults(chapter()) == []
+    assert "0 exercises; 3 to 5" in check.shape_faults(chapter(tasks=0))
+    assert "headings" in check.shape_faults(chapter(headings=check.PARTS[1:]))[0]
+    assert "guess" in check.shape_faults(chapter(guess="x = 1"))[0]
+    assert "graded" in check.shape_faults(chapter(graded="1"))[0]
+    assert "words" in check.shape_faults(chapter(words=10))[0]
+    assert "words" in check.shape_faults(chapter(words=4000))[0]
+
+
+def test_solutions_become_cells_after_the_last_one():
+    page = "````{solution} a\n:class: dropdown\nWhy.\n```python\nx = 1\n```\nand\n```python\ny = x\n```\n````"
+    before = good()
+    before.cells.insert(1, new_markdown_cell(page))
+    after = check.with_solutions(before)
+    assert [cell.source for cell in after.cells[len(before.cells) :]] == ["x = 1\ny = x"]
+    assert len(before.cells) == 6

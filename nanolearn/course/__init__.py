@@ -1,0 +1,1 @@
+"""Graded problems: what they are, and the checks that judge an answer."""
