@@ -59,7 +59,7 @@ Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 class Size:
     """How large the measurement is."""
 
-    depths: tuple[int, ...]
+    batches: dict[int, int]  # depths, and the tokens of a step of the full preset there
     head_dim: int
     sequence_len: int
     vocab_size: int
@@ -68,15 +68,19 @@ class Size:
     timed: float  # seconds of timed steps in a line of the table
     backend: str = "inductor"
 
+    @property
+    def depths(self) -> tuple[int, ...]:
+        return tuple(self.batches)
+
     def config(self, depth: int, window: str) -> GPTConfig:
         width = -(-64 * depth // self.head_dim) * self.head_dim
         heads = width // self.head_dim
         return GPTConfig(depth, width, heads, heads, self.head_dim, self.sequence_len, self.vocab_size, window)
 
 
-FULL = Size((24, 12), 128, 2048, 32768, most_rows=128, budget=300.0, timed=5.0)
+FULL = Size({24: 2**20, 12: 2**19}, 128, 2048, 32768, most_rows=128, budget=300.0, timed=5.0)
 TINY = Size(
-    (2, 1), 64, 512, 512, most_rows=2, budget=58.0, timed=0.5, backend="aot_eager"
+    {2: 4096, 1: 4096}, 64, 512, 512, most_rows=2, budget=58.0, timed=0.5, backend="aot_eager"
 )  # inductor's C++ takes minutes
 
 
@@ -199,14 +203,20 @@ class Trial:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
-    def step(self, batch: Batch) -> None:
+    def step(self, batch: Batch) -> float:
+        """One micro-batch and one update; the update's seconds, with `wait` before and after it."""
         nats = self.loss_sum(batch.inputs, batch.targets)
         self.optimizer.expect()
         (nats / batch.targets.numel()).backward()
+        self.wait()
+        began = time.perf_counter()
         self.optimizer.collect()
         self.optimizer.step(1.0, 0.95, 1.0)
+        self.wait()
+        updated = time.perf_counter() - began
         self.optimizer.zero_grad()
         self.nats = nats.detach() / batch.targets.numel()
+        return updated
 
     def eager_loss(self, rows: int) -> float:
         """Mean nats of the rows that `once` begins with, without a compiler."""
@@ -239,23 +249,30 @@ class Trial:
             return 0.0
         return torch.cuda.max_memory_allocated() / torch.cuda.get_device_properties(self.device).total_memory
 
-    def timed(self, rows: int, seconds: float) -> dict:
-        """Speed, stall and memory over steps of `seconds`, after one more to warm up."""
+    def timed(self, rows: int, seconds: float, batch_tokens: int) -> dict:
+        """Speed, stall and memory over `seconds`, after one step to warm up.
+
+        Each micro-batch here is followed by an update, so both are timed; the speed is that of a run, where an update
+        follows `batch_tokens`, as many micro-batches as one device would take for them.
+        """
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()
         with Prefetcher(random_rows(self.config, rows), self.device) as batches:
             self.step(next(batches))
             self.wait()
-            began, stalled, steps = time.perf_counter(), batches.stall_seconds, 0
+            began, stalled, steps, updating = time.perf_counter(), batches.stall_seconds, 0, 0.0
             while steps < 2 or time.perf_counter() - began < seconds:
-                self.step(next(batches))
-                self.wait()  # as in a run, where the host waits once a step
+                updating += self.step(next(batches))
                 steps += 1
             passed, stall = time.perf_counter() - began, batches.stall_seconds - stalled
         peak = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else None
-        speed = steps * rows * self.config.sequence_len / passed
+        micro_batch, update = (passed - updating) / steps, updating / steps
+        tokens = rows * self.config.sequence_len
+        batch_tokens = max(batch_tokens, tokens)
+        speed = batch_tokens / (batch_tokens / tokens * micro_batch + update)
         return {
-            "rows": rows, "steps": steps, "seconds_a_step": passed / steps, "tokens_per_second": speed,
+            "rows": rows, "steps": steps, "seconds_a_micro_batch": micro_batch, "seconds_an_update": update,
+            "batch_tokens": batch_tokens, "tokens_per_second": speed,
             "peak_memory_bytes": peak, "stall_share": stall / passed,
         }  # fmt: skip
 
@@ -311,7 +328,7 @@ def measure(way: Way, depth: int, size: Size, device: str, peak: float | None, d
         if not rows or first is None:
             return failed("one row does not fit")
         said = {**about, "first_step_seconds": first} | trial.timed(
-            rows, min(size.timed, max(0.0, deadline - time.perf_counter()))
+            rows, min(size.timed, max(0.0, deadline - time.perf_counter())), size.batches[depth]
         )
     for name in ("canonical", "palm"):
         said[f"mfu_{name}"] = flops.mfu(flops.per_token(shape(trial.model), name), said["tokens_per_second"], peak)

@@ -12,6 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from nanolearn.data.shard import token_file
 from nanolearn.data.sources import Source
+from nanolearn.errors import UserError
 from nanolearn.fetch import Held, locked
 
 
@@ -83,10 +84,12 @@ class Space:
         """Remove a shard's files, unless one is being made; the bytes that are free now."""
         name, freed = self.names[index], 0
         tokens, *text = self.files(name)
-        # Whoever makes the tokens holds their lock and reads the text. An OSError: some systems keep what is in use.
-        with suppress(Held, OSError), locked(tokens, wait=False):
+        # Whoever makes the tokens holds their lock and reads the text. Some systems keep what is in use, and in a cache
+        # of several people one can't drop what is another's: that stays, and is counted.
+        kept = (Held, OSError, UserError)
+        with suppress(*kept), locked(tokens, wait=False):
             for path in text:
-                with suppress(Held, OSError), locked(path, wait=False):
+                with suppress(*kept), locked(path, wait=False):
                     freed += _remove(path)
             freed += _remove(tokens)
         if freed and not self.dropped:

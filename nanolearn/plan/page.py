@@ -164,13 +164,14 @@ def _costs(plan: Numbers) -> Iterator[tuple[str, str]]:
     again = " (more than one: it sees the same text again)" if (data["passes"] or 0) > 1 else ""
     yield "data", f"{plan['recipe']['data']}{present}: {passes} passes over it{again}"
     fetched = "an unknown amount" if data["download"] is None else f"at most {size(data['download'])}"
-    yield "download", fetched
+    bound = plan["execution"]["disk_gb"]
+    dropped = bound and (data["passes"] or 0) > 1 and bound * 1e9 < (data["download"] or 0) + data["token_shards"]
+    yield "download", fetched + (", in each pass, since disk_gb drops what was read" if dropped else "")
     yield (
         "tokenising",
         f"{duration(data['tokenise_hours'])} on {data['cores']} cores "
         f"({data['tokenise_rate'] / 1e6:.1f} MB/s a core, stated)",
     )
-    bound = plan["execution"]["disk_gb"]
     held = f" (of both at most {size(bound * 1e9)} at once)" if bound else ""
     yield (
         "disk",

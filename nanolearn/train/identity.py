@@ -17,7 +17,7 @@ from nanolearn.execution import Execution
 from nanolearn.fetch import replacing
 from nanolearn.recipe import Recipe
 from nanolearn.tokenizer import DESCRIPTION, Tokenizer
-from nanolearn.train import trackers
+from nanolearn.train import stall, trackers
 from nanolearn.train.checkpoint import check_identity
 from nanolearn.train.records import LOCK, only_writer
 
@@ -156,7 +156,7 @@ def set_aside(run_dir: Path) -> Path | None:
         return None
     if not run_dir.is_dir():
         raise UserError(f"{run_dir} is a file", "give another run_dir")
-    if {path.name for path in run_dir.iterdir()} - {LOCK} and not (run_dir / RECIPE).exists():
+    if {path.name for path in run_dir.iterdir()} - {LOCK, stall.FOLDER_NAME} and not (run_dir / RECIPE).exists():
         raise UserError(f"{run_dir} is no run's folder ({RECIPE} is missing): it stays there", "give another run_dir")
     with only_writer(run_dir):
         pass  # nobody trains there

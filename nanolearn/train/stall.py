@@ -23,7 +23,8 @@ from nanolearn.train.checkpoint import FOLDER, complete
 
 FOLDER_NAME = "heartbeats"
 START = "start"  # until the first step is done: fetching, tokenising, compiling, all of it long
-PATIENT = {START: 6.0, "checkpoint": 6.0}  # times as long: 100 GB onto a slow disk, too
+# Times as long: everything before the first step; 100 GB onto a slow disk; a shard of 2 GB over a slow line.
+PATIENT = {START: 6.0, "checkpoint": 6.0, "data": 6.0}
 SLOWEST = 5.0  # seconds between two looks; a shared file system may be later still
 GRACE = 10.0  # seconds for the other ranks' stacks, and for a main thread that can still raise
 PAUSED = 5.0  # seconds by which a look may be late
@@ -42,7 +43,7 @@ Beat = tuple[int, int, str]  # steps done, phases since then, phase
 def limit(phase: str, minutes: float) -> float:
     """Seconds of silence that a phase may take. Taught in chapter 14_scaling_out.
 
-    >>> limit("data", 10), limit("start", 10)
+    >>> limit("reduce", 10), limit("start", 10)
     (600.0, 3600.0)
     """
     return 60 * minutes * PATIENT.get(phase, 1.0)
@@ -75,8 +76,8 @@ class Pulse:
     """Says where this rank is, and ends the run when no rank has come on for `minutes` (0: never).
 
     `beat(phase)` is called by the thread that trains. When the run stands still, each rank writes the stacks of its
-    threads to heartbeats/rank_N.txt; then `Stalled` is to be raised from the KeyboardInterrupt that the main thread
-    gets (`error`), and a process whose main thread can't even do that ends with exit code 75.
+    threads to heartbeats/rank_N.txt. Then the main thread gets a KeyboardInterrupt, which leaves the block as
+    `Stalled`; a process whose main thread can't even do that ends with exit code 75.
 
     >>> import tempfile
     >>> with Pulse(Path(tempfile.mkdtemp()), World(), 10) as pulse:
@@ -92,7 +93,7 @@ class Pulse:
         self.run_dir, self.folder, self.world, self.minutes = run_dir, run_dir / FOLDER_NAME, world, minutes
         self.warm = False
         self.now: Beat = (0, 0, START)
-        self.error: Stalled | None = None
+        self._error: Stalled | None = None
         self.period = min(SLOWEST, max(60 * minutes / 8, 0.05))
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -115,11 +116,13 @@ class Pulse:
             self._thread.start()
         return self
 
-    def __exit__(self, *_) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_) -> None:
         self._closed.set()
         if self._thread is not None:
             self._thread.join()
             self._file(self.world.rank).unlink(missing_ok=True)  # who has ended is waited for by nobody
+        if self._error is not None and kind is KeyboardInterrupt:
+            raise self._error from None
 
     def _file(self, rank: int) -> Path:
         return self.folder / f"rank_{rank}.json"
@@ -170,8 +173,8 @@ class Pulse:
         saved = complete(self.run_dir / FOLDER)
         newest = f"the same command goes on from {saved[0].name}" if saved else "nothing was saved yet"
         said = described(ranks, beats, self.world.size, silent)
-        self.error = Stalled(f"{said}; stacks in {stacks}", newest)
-        print(f"Stalled: {self.error}", file=sys.__stderr__, flush=True)
+        self._error = Stalled(f"{said}; stacks in {stacks}", newest)
+        print(f"Stalled: {self._error}", file=sys.__stderr__, flush=True)
         time.sleep(min(GRACE, 4 * self.period))  # the others write theirs: a rank that ends takes them with it
         for _ in range(2):  # the first only asks for a clean stop, which may never come; the second interrupts
             if self._closed.is_set():

@@ -27,7 +27,7 @@ from nanolearn.train.records import ASIDE, NAME, parsed
 
 FILE, PROJECT = "tracker.json", "nanolearn"
 CLOSING = 120.0  # seconds for what is left to tell, before a run ends without it
-SCALARS = ("loss", "grad_norm", "loss_z", "norm_z", "rate", "tokens_per_second", "mfu", "stall", "memory")
+SCALARS = ("loss", "grad_norm", "loss_z", "norm_z", "rate", "tokens", "tokens_per_second", "mfu", "stall", "memory")
 # Each tracker's modules, and what pip calls their packages.
 MODULES = {
     "none": {},

@@ -74,9 +74,10 @@ def train(
     with only_writer(run_dir) if main else nullcontext():
         if done := finished(run_dir, recipe.digest):
             return done
-        run = Run(recipe, execution, run_dir, machine, source, tokenizer, tuple(observers), Clock(begun))
-        with closing(run):
-            return run.go()
+        with Pulse(run_dir, distributed.world(), execution.stall_minutes) as pulse:
+            run = Run(recipe, execution, run_dir, machine, source, tokenizer, tuple(observers), Clock(begun), pulse)
+            with closing(run):
+                return run.go()
 
 
 def every(asked: int, steps: int, times: int) -> int:
@@ -94,7 +95,7 @@ class Run:
     done = row = tokens = first = 0  # steps done, the next row, tokens seen, the step that this part began at
     epoch: int | None = None  # the pass over the data; known from the first row that is read
     saved, refused = -1, ""  # the newest checkpoint's step; why a later one could not be saved
-    stopped, step_seconds = "", 0.0
+    stopped, timed, step_seconds = "", 0, 0.0  # steps whose speed counts, and what they took
     first_step: float | None = None
     records: Records | None = None  # of rank 0
 
@@ -108,9 +109,10 @@ class Run:
         tokenizer: Tokenizer,
         observers: tuple[Observer, ...],
         clock: Clock,
+        pulse: Pulse,
     ) -> None:
         self.recipe, self.execution, self.run_dir, self.machine = recipe, execution, run_dir, machine
-        self.tokenizer, self.clock, self.world = tokenizer, clock, distributed.world()
+        self.tokenizer, self.clock, self.pulse, self.world = tokenizer, clock, pulse, distributed.world()
         self.kept = host.reuse_freed_memory()
         if execution.num_threads:
             torch.set_num_threads(execution.num_threads)
@@ -134,12 +136,10 @@ class Run:
         self.schedule = recipe.schedule()
         self.watch = Watch(scaled=self.dtype == "float16")
         self.interrupts = Interrupts()
-        self.pulse = Pulse(run_dir, self.world, execution.stall_minutes)
         self.notes, self.observers, self.opened = [f"{self.dtype}: {chosen.reason}"], observers, ExitStack()
 
     def _open(self) -> None:
         """Take up where the run stopped: its newest checkpoint, then its rows and records from there on."""
-        self.opened.enter_context(self.pulse)
         self._resume(self.notes.append)
         self.first = self.done
         self.saver = Saver(self.run_dir, self._tensors(), self.execution.keep_last, self.execution.keep_every)
@@ -227,17 +227,12 @@ class Run:
 
     def go(self) -> Result:
         """Begin or go on; step until the horizon, the time limit or a signal; then measure and write the result."""
-        try:
-            self._open()
-            self.clock.add("start", self.clock.elapsed() - sum(self.clock.seconds.values()))
-            with self.interrupts:
-                while self.done < self.recipe.steps and not self.stopped:
-                    self._after(self.step())
-                return self._finish()
-        except KeyboardInterrupt:
-            if self.pulse.error is not None:
-                raise self.pulse.error from None
-            raise
+        self._open()
+        self.clock.add("start", self.clock.elapsed() - sum(self.clock.seconds.values()))
+        with self.interrupts:
+            while self.done < self.recipe.steps and not self.stopped:
+                self._after(self.step())
+            return self._finish()
 
     def step(self) -> Verdict:
         """One optimizer step, from rows to a record."""
@@ -259,6 +254,9 @@ class Run:
         ended = time.perf_counter()
         self.clock.add("waiting for data", stall)
         compiling = self.compiling.value and self.done == self.first
+        if not compiling:  # minutes of it would pass for a slow device
+            self.timed += 1
+            self.step_seconds += ended - begun
         self.clock.add(
             "first step, compiling" if compiling else "forward and backward", waited - begun - stall - kernels
         )
@@ -314,7 +312,6 @@ class Run:
             self.stopped = self._wish() or "another rank's wish"
 
     def _record(self, loss: float, norm: float, verdict: Verdict, seconds: float, stall: float) -> None:
-        self.step_seconds += seconds
         speed = self.recipe.batch_tokens / seconds
         step = self.done - 1
         self.tell(
@@ -423,8 +420,7 @@ class Run:
         return result
 
     def _result(self, complete: bool) -> Result:
-        steps = self.done - self.first
-        speed = steps * self.recipe.batch_tokens / self.step_seconds if steps else None
+        speed = self.timed * self.recipe.batch_tokens / self.step_seconds if self.timed else None
         bits = self.judge.bits
         recent = list(self.watch.losses)[-max(1, self.recipe.steps // 20) :]
         return Result(

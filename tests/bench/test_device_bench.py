@@ -13,6 +13,7 @@ import torch
 from packaging.requirements import Requirement
 
 from nanolearn.model.attention import attend
+from nanolearn.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 BENCH = ROOT / "bench"
@@ -144,3 +145,30 @@ def test_without_an_accelerator_the_script_says_what_to_do(monkeypatch, capsys):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert main([]) == 2
     assert "--tiny" in capsys.readouterr().out
+
+
+def test_the_speed_is_that_of_a_run_whose_updates_are_rare(monkeypatch):
+    import device
+
+    now, waited = 0.0, 0.25  # seconds
+
+    def step(self, batch):
+        nonlocal now
+        now += 1.0 + waited
+        return waited
+
+    monkeypatch.setattr(device.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(device.Trial, "__init__", lambda self: None)
+    monkeypatch.setattr(device.Trial, "step", step)
+    trial = device.Trial()
+    trial.device, trial.config = torch.device("cpu"), SimpleNamespace(sequence_len=8, vocab_size=64)
+    line = trial.timed(rows=2, seconds=10.0, batch_tokens=64)
+    assert line["seconds_an_update"] == waited
+    assert line["tokens_per_second"] == 64 / (4 * 1.0 + waited)
+    assert trial.timed(rows=2, seconds=10.0, batch_tokens=1)["tokens_per_second"] == 16 / 1.25
+
+
+def test_its_batches_are_those_of_the_full_recipe():
+    from device import FULL
+
+    assert FULL.batches == {depth: Recipe.from_depth(depth).batch_tokens for depth in FULL.depths}

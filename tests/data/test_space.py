@@ -1,11 +1,13 @@
 """A bound on disk: what is needed last goes first, and only what can be had again."""
 
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from nanolearn.data.shard import token_file
 from nanolearn.data.space import Space
+from nanolearn.errors import UserError
 from nanolearn.fetch import locked
 
 SIZE = 1000
@@ -122,3 +124,17 @@ def test_drops_are_counted_and_the_first_is_said(source):
     assert [line for line in said if "is dropped" in line] == said[:1]
     bounded.make_room(ORDER, needed=1)
     assert (bounded.dropped, len(said)) == (5, 2)
+
+
+def test_what_belongs_to_another_person_stays_and_is_counted(source, monkeypatch):
+    """A cache that several people share: their files can't be locked, and that ends nobody's run."""
+
+    @contextmanager
+    def refusing(path, wait=True):
+        if path.stem == "shard_5":
+            raise UserError(f"{path} can't be written", "ask its owner")
+        yield
+
+    monkeypatch.setattr("nanolearn.data.space.locked", refusing)
+    space(source, 1, []).make_room(ORDER, needed=1)
+    assert left(source)[1] == names([ORDER[0], 5])

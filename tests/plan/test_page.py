@@ -59,6 +59,15 @@ def test_what_is_simulated_or_unknown_says_so():
     assert "0.0%" not in text
 
 
+@pytest.mark.parametrize(
+    "passes, disk_gb, again", [(3.0, 20, True), (3.0, 0, False), (0.5, 20, False), (3.0, 999, False)]
+)
+def test_what_disk_gb_drops_is_fetched_again_in_each_pass(passes, disk_gb, again):
+    numbers = json.loads(make_plan(Recipe.from_depth(24), Execution(), named("8 x H100")).to_json())
+    numbers["data"]["passes"], numbers["execution"]["disk_gb"] = passes, disk_gb
+    assert ("in each pass, since disk_gb drops" in " ".join(render(numbers).split())) == again
+
+
 def test_a_page_can_be_made_from_the_json():
     plan = make_plan(Recipe.from_depth(4, "laptop"), Execution(), CPU, cpu_flops=1e11)
     assert render(json.loads(plan.to_json())) == plan.text()

@@ -49,7 +49,8 @@ def test_who_came_least_far_is_behind_whatever_the_others_do_between_two_steps()
 def test_a_long_start_and_a_long_save_are_no_stall():
     assert limit("start", 10) >= 3600
     assert limit("checkpoint", 10) >= 1800 + 600
-    assert limit("data", 10) == 600
+    assert limit("data", 10) >= 2e9 / 1e6  # a shard of 2 GB at 1 MB/s
+    assert limit("reduce", 10) == 600
 
 
 def test_a_run_that_comes_on_is_left_alone_however_slow_and_0_minutes_is_never(tmp_path):
@@ -58,7 +59,6 @@ def test_a_run_that_comes_on_is_left_alone_however_slow_and_0_minutes_is_never(t
         for _ in range(8):
             time.sleep(0.1)
             pulse.beat("data")
-        assert pulse.error is None
     assert not (tmp_path / "never").exists()
     assert not list((tmp_path / stall.FOLDER_NAME).glob("*.json"))
 
@@ -77,6 +77,7 @@ def test_one_device_that_waits_for_data_for_ever_raises_and_goes_on_afterwards(t
     tiny.train(tmp_path / "straight")
     with monkeypatch.context() as patched:
         patched.setattr(Loader, "micro_batches", stuck)
+        patched.setattr(stall, "PATIENT", {stall.START: 6.0})
         with pytest.raises(Stalled) as raised:
             tiny.train(tmp_path / "run", stall_minutes=SECONDS / 60, save_every=2)
     said = str(raised.value)
@@ -86,6 +87,18 @@ def test_one_device_that_waits_for_data_for_ever_raises_and_goes_on_afterwards(t
     assert "prefetch.py" in (tmp_path / "run" / stall.FOLDER_NAME / "rank_0.txt").read_text()
     tiny.train(tmp_path / "run", save_every=100)
     assert losses(tmp_path / "run") == losses(tmp_path / "straight")
+
+
+def test_a_run_that_hangs_before_its_first_step_is_named_too(tiny, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(stall, "PATIENT", {})
+        patched.setattr("nanolearn.train.trainer.materialize", lambda *_, **__: time.sleep(60))
+        begun = time.monotonic()
+        with pytest.raises(Stalled, match=r"rank 0 of 1 \(step 1, start\).*nothing was saved yet"):
+            tiny.train(tmp_path / "run", stall_minutes=SECONDS / 60)
+        assert time.monotonic() - begun < 30
+    tiny.train(tmp_path / "run")
+    assert losses(tmp_path / "run")
 
 
 @pytest.mark.slow
