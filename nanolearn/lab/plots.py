@@ -17,7 +17,7 @@ from IPython.display import display
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
 # Okabe and Ito's palette (jfly.uni-koeln.de/color, 2008), told apart with any colour vision; the order
 # alternates dark and light, so that neighbours differ in grey print too.
@@ -79,6 +79,15 @@ def count_axis(axis) -> None:
     '1.5 M'
     """
     axis.set_major_formatter(EngFormatter())
+
+
+def whole_numbers() -> MaxNLocator:
+    """Marks of an axis that counts: at whole numbers only.
+
+    >>> whole_numbers().tick_values(0, 2).tolist()
+    [0.0, 1.0, 2.0]
+    """
+    return MaxNLocator(integer=True, min_n_ticks=1)
 
 
 def svg(fig: Figure) -> str:

@@ -183,7 +183,10 @@ class MLflow(Tracker):
 
 
 class Logged(Tracker):
-    """trackio, and Weights & Biases, whose interface it copies. W&B heeds WANDB_MODE=offline by itself."""
+    """trackio, and Weights & Biases, whose interface it copies. W&B heeds WANDB_MODE=offline by itself.
+
+    The tests have a stand-in; trackio 0.43.0 and wandb 0.31.0 (offline) were tried by hand, with a stop and a resume.
+    """
 
     def __init__(self, run: Any, told: Mapping[str, int]) -> None:
         super().__init__(told)
