@@ -68,6 +68,11 @@ def _data_list(options: argparse.Namespace) -> int:
 def _data_fetch(options: argparse.Namespace) -> int:
     from nanolearn.data.sources import open_source
 
+    if options.book:
+        from nanolearn.published import NAMES, published
+
+        for vocabulary in NAMES:
+            print(f"vocabulary of {published(vocabulary).name}")
     names = [*BOOK] if options.book else []
     names += [options.name] if options.name else []
     if not names:

@@ -10,6 +10,7 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from nanolearn.cli import main
 from nanolearn.lab import check
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -21,6 +22,12 @@ MINUTES, MEMORY = 5.0, 2.0  # of a chapter on two cores; GB of its largest proce
 TABLE = Path(os.environ.get("NANOLEARN_BUDGETS", ROOT / "out" / "chapters.json"))
 OFFLINE = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
 OFFLINE |= {"HF_ENDPOINT": "http://127.0.0.1:9", "PIP_NO_INDEX": "1", "OMP_NUM_THREADS": "2"}
+
+
+@pytest.fixture
+def fetched_book(embedded_corpus):
+    """All that `nanolearn data fetch --book` fetches, in the user's own cache."""
+    assert main(["data", "fetch", "--book"]) == 0
 
 
 def notebook_of(chapter: Path) -> Path:
@@ -51,7 +58,7 @@ def test_the_notebook_keeps_the_rules(chapter):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("chapter", MEASURED, ids=lambda path: path.stem)
-def test_the_chapter_runs_alone_inside_its_budget(chapter, embedded_corpus, tmp_path, monkeypatch, capsys):
+def test_the_chapter_runs_alone_inside_its_budget(chapter, fetched_book, tmp_path, monkeypatch, capsys):
     """Headless by papermill's own command, network off, two threads; its folded solutions run after its last cell."""
     monkeypatch.setenv("NANOLEARN_RUNS", str(tmp_path / "runs"))
     grown, out = tmp_path / "grown.ipynb", tmp_path / "out.ipynb"
