@@ -57,7 +57,7 @@ def draw_rows(axes: Axes, plan: Plan, lengths: np.ndarray, title: str) -> None:
             axes.add_patch(Rectangle((at, row - BAR / 2), plan.capacity - at, BAR, fc="white", ec=plots.GREY, ls=":"))
     kept = np.bincount(plan.doc, weights=plan.length, minlength=len(lengths)).astype(int)
     drawn, at = min(plan.n_rows, DRAWN), 0
-    for doc in np.flatnonzero(lengths > kept):
+    for doc in np.flatnonzero(lengths > kept).tolist():
         left = int(lengths[doc] - kept[doc])
         while left:  # hatched bars go on in the next line, as wide as a row
             line, x = divmod(at, plan.capacity)
