@@ -22,3 +22,13 @@ class UserError(Exception):
     def _render_traceback_(self) -> list[str]:
         # IPython asks an exception for its own rendering: a notebook then shows one line and no stack.
         return [f"UserError: {self}"]
+
+
+class Unreachable(UserError):
+    """What is to be fetched could not be had just now: the network, or the server; later it may.
+
+    >>> issubclass(Unreachable, UserError)
+    True
+
+    Taught in chapter 07_pretrain.
+    """

@@ -27,7 +27,7 @@ from typing import TypeVar
 
 from filelock import FileLock, Timeout
 
-from nanolearn.errors import UserError
+from nanolearn.errors import Unreachable, UserError
 from nanolearn.paths import cache_dir
 
 TRIES = 5
@@ -148,7 +148,7 @@ def locked(path: Path, wait: bool = True) -> Iterator[None]:
 
 
 def persist(what: str, attempt: Callable[[], Result], remedy: str, tries: int = TRIES) -> Result:
-    """Call `attempt` until it does not raise `Passing`, at most `tries` times with growing pauses; then UserError.
+    """Call `attempt` until it does not raise `Passing`, at most `tries` times with growing pauses; then Unreachable.
 
     Taught in chapter 02_packing.
     """
@@ -157,7 +157,7 @@ def persist(what: str, attempt: Callable[[], Result], remedy: str, tries: int = 
             return attempt()
         except Passing as failure:
             if last == tries - 1:
-                raise UserError(f"{what} could not be fetched ({failure})", remedy) from None
+                raise Unreachable(f"{what} could not be fetched ({failure})", remedy) from None
             # By chance up to half more or less: a thousand clients of a server that came back are not to ask at once.
             time.sleep(PAUSE * 2**last * random.uniform(0.5, 1.5))
     raise AssertionError("unreachable")

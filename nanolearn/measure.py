@@ -62,7 +62,8 @@ def examine(
     yield spread(rates)
     processes = max(2 if machine.type == "cpu" else machine.count, 1)
     if processes > 1:
-        yield tried("all-reduce", lambda: reduce_rate(processes, machine.type, REDUCED // cut), LINKS)
+        size, remedy = (REDUCED, LINKS) if machine.type == "cuda" else (REDUCED // 8, "see what else the cores do")
+        yield tried("all-reduce", lambda: reduce_rate(processes, machine.type, size // cut), remedy)
     for name, folder in (("cache", cache_dir()), ("runs", runs_dir())):
         elsewhere = f"set NANOLEARN_{name.upper()} to a disk that can be written"
         yield tried(f"{name} disk", partial(disk, name, folder, DISK_BYTES // cut), elsewhere)

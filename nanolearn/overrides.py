@@ -129,7 +129,12 @@ def _said(problem: ValidationError) -> str:
     give a valid boolean
     """
     errors = problem.errors()
-    wanted = [e["msg"].split(",")[0].removeprefix("Input should be ") for e in errors]
+    wanted = [
+        e["ctx"]["expected"]
+        if e["type"] == "literal_error"
+        else e["msg"].split(",")[0].removeprefix("Input should be ")
+        for e in errors
+    ]
     wanted = [f"a number {said}" if said.startswith(("greater", "less")) else said for said in wanted]
     return "give " + " or ".join(dict.fromkeys(wanted)) if wanted else str(problem)
 

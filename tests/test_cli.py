@@ -86,6 +86,10 @@ def test_a_refused_plan_is_a_page_and_exit_code_1(capsys):
         (["data", "fetch", "embeded"], "did you mean embedded"),
         (["data", "show", "no/such/file"], "no corpus"),
         (["run", "99"], "no chapter '99'"),
+        (["plan", "--mfu", "5"], "give a share of the peak"),
+        (["plan", "--mfu", "-1", "--device", "H100"], "give a share of the peak"),
+        (["plan", "--overrides", "tracker=foo"], "tensorboard"),
+        (["join", "nowhere", "--hours", "-1"], "give how long to wait"),
     ],
 )
 def test_what_a_person_can_cause_is_one_line_and_exit_code_2(capsys, arguments, said):
@@ -159,6 +163,9 @@ def chapter(tmp_path, monkeypatch):
     cells = [
         nbformat.v4.new_code_cell('depth: int = 4\noverrides: str = ""', metadata={"tags": ["parameters"]}),
         nbformat.v4.new_code_cell("assert depth != 3\nprint('depth', depth, repr(overrides))"),
+        nbformat.v4.new_code_cell(
+            "from nanolearn.errors import UserError\nif depth == 2: raise UserError('2 is few', 'give 4')"
+        ),
     ]
     metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     (tmp_path / "notebooks").mkdir()
@@ -193,6 +200,33 @@ def test_run_starts_papermill_and_passes_its_exit_code_on(capsys, chapter, monke
     assert run(capsys, "run", "7", "-f", "no.yaml")[0] == 2
 
 
+@pytest.mark.parametrize(
+    "text, said",
+    [("dept: 5", "did you mean 'depth'"), ("- 5", "gives no parameters"), ("a: [", "is no YAML"), ("", "gives no")],
+)
+def test_a_parameter_file_that_is_none_never_reaches_papermill(capsys, chapter, monkeypatch, text, said):
+    monkeypatch.setattr(cli.run.subprocess, "Popen", lambda *_, **__: pytest.fail("papermill was started"))
+    (chapter / "mine.yaml").write_text(text)
+    code, _, err = run(capsys, "run", "7", "-f", "mine.yaml")
+    assert (code, err.count("\n")) == (2, 1)
+    assert said in err
+
+
+def test_a_place_that_can_hold_no_notebook_is_refused(capsys, chapter):
+    (chapter / "file").write_text("")
+    for out in ("file/x.ipynb", str(chapter)):
+        code, _, err = run(capsys, "run", "7", "--out", out)
+        assert (code, err.count("\n")) == (2, 1)
+
+
+@pytest.mark.parametrize("arguments", [["fetch", "embedded", "--shards", "-1"], ["show", "--documents", "0"]])
+def test_counts_below_1_are_refused(capsys, arguments):
+    with pytest.raises(SystemExit) as ended:
+        run(capsys, "data", *arguments)
+    assert ended.value.code == 2
+    assert "no whole number of 1 or more" in capsys.readouterr().err
+
+
 def test_n1_an_unknown_parameter_never_reaches_papermill(capsys, chapter, monkeypatch):
     monkeypatch.setattr(cli.run.subprocess, "Popen", lambda *_, **__: pytest.fail("papermill was started"))
     for names in (("-p", "dept", "24"), ("-p", "depth", "24", "-r", "dept", "24")):
@@ -205,5 +239,7 @@ def test_n1_an_unknown_parameter_never_reaches_papermill(capsys, chapter, monkey
 def test_run_executes_a_notebook(capsys, chapter):
     assert run(capsys, "run", "07_tiny", "-p", "depth", "6", "--out", "made/here.ipynb")[0] == 0
     made = nbformat.read(chapter / "made" / "here.ipynb", as_version=4)
-    assert "depth 6" in str(made.cells[-1].outputs)
-    assert run(capsys, "run", "07", "-p", "depth", "3")[0] != 0
+    assert "depth 6" in str(made.cells[-2].outputs)
+    assert run(capsys, "run", "07", "-p", "depth", "3")[0] == 1
+    code, out, _ = run(capsys, "run", "07", "-p", "depth", "2")
+    assert (code, out.strip().splitlines()[-1]) == (2, "2 is few: give 4")

@@ -1,9 +1,6 @@
 # Source this before a run on MI300X: `. exec/env/mi300x.sh`. What is set already is left as it is. ROCm reads some
 # names that say CUDA or NCCL: RCCL takes NCCL's variables.
 
-# Threads of each worker for work on the CPU; unset, torchrun gives every process one.
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-8}"
-
 # Compiled kernels outlive the job; compiling again costs minutes.
 export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/torchinductor}"
 
@@ -11,6 +8,7 @@ export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-${XDG_CACHE_HOME:-$HO
 export NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
 
 # Not set, on purpose:
+# - OMP_NUM_THREADS: `nanolearn run` gives each worker its share of the cores.
 # - HSA_OVERRIDE_GFX_VERSION: makes ROCm take one chip for another. A real gfx942 needs no disguise; the published
 #   one-card run set it without need. `nanolearn doctor` prints the architecture.
 # - PYTORCH_ALLOC_CONF (or PYTORCH_HIP_ALLOC_CONF) =expandable_segments:True: did nothing on the ROCm builds of the

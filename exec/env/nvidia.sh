@@ -1,9 +1,5 @@
 # Source this before a run on NVIDIA devices: `. exec/env/nvidia.sh`. What is set already is left as it is.
 
-# Threads of each worker for work on the CPU. Unset, torchrun gives every process one thread; a machine with eight
-# devices has cores for more. (torchrun says so itself when it starts.)
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-8}"
-
 # Compiled kernels outlive the job, so that a resumed run doesn't compile again. Torch's default lies under the
 # temporary folder, which many machines empty. (torch.compile's documentation, caching.)
 export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-${XDG_CACHE_HOME:-$HOME/.cache}/torchinductor}"
@@ -12,6 +8,7 @@ export TORCHINDUCTOR_CACHE_DIR="${TORCHINDUCTOR_CACHE_DIR:-${XDG_CACHE_HOME:-$HO
 export NCCL_DEBUG="${NCCL_DEBUG:-WARN}"
 
 # Not set, on purpose:
+# - OMP_NUM_THREADS: `nanolearn run` gives each worker its share of the cores. Plain torchrun would give it one thread.
 # - PYTORCH_ALLOC_CONF=expandable_segments:True: helps where sizes change from step to step. Here every step asks for
 #   the same blocks. Not measured.
 # - NCCL_ALGO, NCCL_PROTO and other tuning: NCCL's guide keeps them for debugging; they may slow or hang a run.

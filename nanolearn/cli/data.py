@@ -48,10 +48,21 @@ def add(commands: argparse._SubParsersAction) -> None:
     verify.set_defaults(command=_data_verify)
     show = actions.add_parser("show", help="print the beginnings of some documents")
     show.add_argument("name", nargs="?", default="embedded")
-    show.add_argument("--documents", type=int, default=3, metavar="N")
+    show.add_argument("--documents", type=counted, default=3, metavar="N")
     show.set_defaults(command=_data_show)
     for action in (fetch, tokens):
-        action.add_argument("--shards", type=int, metavar="N", help="only the first N training shards")
+        action.add_argument("--shards", type=counted, metavar="N", help="only the first N training shards")
+
+
+def counted(text: str) -> int:
+    """A whole number of 1 or more, for argparse.
+
+    >>> counted("3")
+    3
+    """
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number of 1 or more")
+    return int(text)
 
 
 def _data_list(options: argparse.Namespace) -> int:

@@ -2,6 +2,8 @@
 
 import argparse
 
+from nanolearn.errors import UserError
+
 REFUSED = 1
 
 
@@ -50,6 +52,8 @@ def _plan(options: argparse.Namespace) -> int:
     asked = {"ratio": options.ratio, "price": options.price, "num_devices": options.gpus}
     wishes = [options.overrides, *(f"{name}={value}" for name, value in asked.items() if value is not None)]
     recipe, execution = build(options.depth, options.preset, options.data, 0, " ".join(wishes), machine)
+    if options.mfu is not None and not 0 < options.mfu <= 1:
+        raise UserError(f"--mfu {options.mfu:g}", "give a share of the peak, such as 0.4")
     plan = make_plan(recipe, execution, machine, mfu=options.mfu)
     print(plan.to_json() if options.json else plan.text())
     return 0 if plan.finishes else REFUSED

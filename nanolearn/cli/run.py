@@ -19,7 +19,6 @@ from nanolearn.errors import UserError
 
 POLL = 0.5  # seconds between two looks at the job
 NAMING = 120.0  # seconds that --detach waits for the job to name its run directory
-ITSELF = "import sys; from nanolearn.cli import main; sys.exit(main())"
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -46,12 +45,18 @@ def _run(options: argparse.Namespace) -> int:
     notebook = find_notebook(options.chapter, home() / "notebooks")
     check_names(notebook, [name for name, _ in (*options.parameters, *options.texts)])
     out = (options.out or Path("out") / notebook.name).resolve()
-    out.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out.parent} can't be made ({error.strerror})", "give another --out") from None
+    if out.is_dir():
+        raise UserError(f"{out} is a folder", "give the executed notebook's own name to --out")
     given = [word for pair in options.parameters for word in ("-p", *pair)]
     given += [word for pair in options.texts for word in ("-r", *pair)]
     if options.file is not None:
         if not options.file.is_file():
             raise UserError(f"no parameter file {options.file}", "give one of exec/recipes, or your own")
+        check_names(notebook, names_in(options.file))
         given = ["-f", str(options.file.resolve()), *given]  # first: -p and -r win over it
     return detach(notebook, out, given) if options.detach else job(notebook, out, given)
 
@@ -62,7 +67,7 @@ def job(notebook: Path, out: Path, given: Sequence[str]) -> int:
     Taught in chapter 07_pretrain.
     """
     from nanolearn.train.agent import STARTED_BY
-    from nanolearn.train.outcome import GO_ON, NOTE, error_name, exit_code, noted
+    from nanolearn.train.outcome import GO_ON, NOTE, error_line, error_name, exit_code, noted
 
     runs = note_of(out)
     for old in (runs, out):  # what an earlier job left says nothing about this one
@@ -77,6 +82,8 @@ def job(notebook: Path, out: Path, given: Sequence[str]) -> int:
     papermills, signalled = wait(child, runs)
     print(f"executed notebook: {out}")
     code = exit_code(papermills, error_name(out), noted(runs), signalled)
+    if said := error_line(out):
+        print(said, flush=True)
     if code == GO_ON:
         print(f"stopped: the same command goes on (exit code {GO_ON})", flush=True)
     return code
@@ -152,7 +159,7 @@ def detach(notebook: Path, out: Path, given: Sequence[str]) -> int:
     again = ["run", notebook.stem, *given, "--out", str(out)]
     with log.open("wb") as file:
         child = subprocess.Popen(
-            [sys.executable, "-u", "-c", ITSELF, *again],
+            [sys.executable, "-u", "-m", "nanolearn.cli", *again],
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
@@ -162,7 +169,8 @@ def detach(notebook: Path, out: Path, given: Sequence[str]) -> int:
     while child.poll() is None and not noted(runs) and time.monotonic() < until:
         time.sleep(POLL)
     if child.poll():
-        raise UserError(f"the job ended at once, with exit code {child.returncode}", f"read {log}")
+        last = (log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+        raise UserError(f"the job ended at once, with exit code {child.returncode} ({last})", f"read {log}")
     folders = noted(runs)
     print(f"process {child.pid}, log {log}")
     print(f"run directory: {folders[0]}" if folders else f"run directory: not known yet, see {log}")
@@ -190,6 +198,26 @@ def find_notebook(chapter: str, folder: Path) -> Path:
     raise UserError(
         f"no chapter {chapter!r} in {folder}", f"give one of {names}" if names else "run this in the project's checkout"
     )
+
+
+def names_in(file: Path) -> list[str]:
+    """The parameters that a YAML file gives. Raises UserError for a file that gives none, or is no YAML.
+
+    >>> import tempfile
+    >>> path = Path(tempfile.mkdtemp()) / "mine.yaml"
+    >>> _ = path.write_text("depth: 6")
+    >>> names_in(path)
+    ['depth']
+    """
+    import yaml
+
+    try:
+        given = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise UserError(f"{file} is no YAML ({str(error).splitlines()[0]})", "write lines such as depth: 6") from None
+    if not isinstance(given, dict):
+        raise UserError(f"{file} gives no parameters", "write lines such as depth: 6")
+    return [str(name) for name in given]
 
 
 def check_names(notebook: Path, names: Sequence[str]) -> None:

@@ -67,6 +67,7 @@ class Team:
         self._threads: dict[int, threading.Thread] = {}
         self._running: set[subprocess.Popen] = set()
         self._not_before: dict[int, float] = {}
+        self._said: set[int] = set()
         self._closed = False
 
     def want(self, indices: Sequence[int]) -> None:
@@ -102,8 +103,9 @@ class Team:
                     self._run(self._job(index))
         except Held:
             pause = ELSEWHERE
-        except (UserError, OSError) as error:
-            if index not in self._not_before and not self._closed:
+        except Exception as error:  # whoever needs the shard meets it again, and raises it
+            if index not in self._said and not self._closed:
+                self._said.add(index)
                 self._say(f"{path.stem} is not made ahead of training ({error})")
             # A process that died once would die again; whoever needs the shard makes it.
             pause = float("inf") if isinstance(error, Ended) else AGAIN

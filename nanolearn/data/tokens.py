@@ -8,6 +8,7 @@ background (`nanolearn.data.ahead`); those that it comes to last are dropped whe
 
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -18,7 +19,7 @@ from nanolearn.data.ahead import AHEAD, Job, Team, share
 from nanolearn.data.shard import DamagedShard, TokenShard, read_labels, token_file, tokenise
 from nanolearn.data.sources import Source
 from nanolearn.data.space import Space
-from nanolearn.errors import UserError
+from nanolearn.errors import Unreachable, UserError
 from nanolearn.fetch import locked, replacing
 from nanolearn.host import cores
 from nanolearn.paths import cache_dir
@@ -28,6 +29,7 @@ OPEN_SHARDS = 8  # files kept mapped; a corpus has thousands
 OPEN_IF_BOUNDED = 2  # a dropped file takes its room until it is no longer mapped
 TOKENIZER = "tokenizer"  # the folder, beside the shards, of the tokenizer they were made with
 
+AGAIN = 60.0  # seconds until a server that is gone is asked again
 Progress = Callable[[int, int | None], None]
 
 
@@ -45,7 +47,8 @@ class TokenStore:
 
     They lie in `cache_dir()/tokens/SOURCE-TOKENIZER/` and are shared: whoever comes first makes a shard under
     its lock, the others wait for it. `max_shards` keeps the first ones only. With `disk_gb` the cache of the corpus
-    (text that can be fetched again, and tokens) is held below so many GB. `progress(done, total)` is told bytes of
+    (text that can be fetched again, and tokens) is held below so many GB. A server that is gone is asked again for
+    `patience` seconds. `progress(done, total)` is told bytes of
     text (total None if the source doesn't know), `say` hears what a person should know. Raises UserError if the
     source has no shard of that split.
 
@@ -60,6 +63,7 @@ class TokenStore:
         max_shards: int | None = None,
         *,
         disk_gb: float = 0.0,
+        patience: float = 0.0,
         progress: Progress | None = None,
         say: Callable[[str], None] = print,
     ) -> None:
@@ -67,7 +71,7 @@ class TokenStore:
         self.names = every[:max_shards]
         if not self.names:
             raise UserError(f"{source.name} has no {split} shard", "no other shard may stand in for it")
-        self.source, self.tokenizer, self.say = source, tokenizer, say
+        self.source, self.tokenizer, self.say, self.patience = source, tokenizer, say, patience
         self.folder = cache_dir() / "tokens" / f"{source.name}-{tokenizer.digest[:12]}"
         hint = source.size_hint(split)
         self._total = hint and hint * len(self.names) // len(every)
@@ -198,9 +202,20 @@ class TokenStore:
             self.say(damage)
         self._done[index] = 0
         self._keep_tokenizer()
-        text, path = self.source.path(self.names[index]), self.path(index)
+        text, path = self._text(index), self.path(index)
         tokenise(text, path, self.tokenizer, self._labels(index), cores(), lambda size: self._advance(index, size))
         return TokenShard.open(path, self.tokenizer.digest)
+
+    def _text(self, index: int) -> Path:
+        until = time.monotonic() + self.patience
+        while True:
+            try:
+                return self.source.path(self.names[index])
+            except Unreachable as error:
+                if time.monotonic() >= until:
+                    raise
+                self.say(f"{error}; it is tried again, for {self.patience / 60:.0f} minutes in all")
+                time.sleep(min(AGAIN, self.patience))
 
     def _advance(self, index: int, size: int) -> None:
         self._done[index] += size

@@ -14,6 +14,7 @@ import sys
 STARTED_BY = "NANOLEARN_STARTED_BY"  # process id: each of kernel, torchrun and worker dies with the one before
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 HANDLER = "_terminate_process_handler"  # torch's, which every signal that it registers goes to
+SIGNALS, SIGNALS_OPTION = "TORCHELASTIC_SIGNALS_TO_HANDLE", "--signals-to-handle"
 STOP = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1")  # each lets torchrun's workers save and stop
 
 
@@ -56,11 +57,15 @@ def main() -> None:
     """torchrun with this module's promise. Taught in chapter 14_scaling_out."""
     if sys.platform.startswith("linux"):
         die_with_starter(signal.SIGUSR1)  # until there are workers it ends this process, and then it stops them
-        os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(STOP)
+        os.environ[SIGNALS] = ",".join(STOP)
     from torch.distributed.elastic.multiprocessing import api  # takes a second: ask first
+    from torch.distributed.run import get_args_parser
     from torch.distributed.run import main as torchrun
 
     setattr(api, HANDLER, _stop_once)
+    # Where torchrun has an option for it, the option's usual value replaces the variable's.
+    if sys.platform.startswith("linux") and SIGNALS_OPTION in get_args_parser().format_help():
+        sys.argv.insert(1, f"{SIGNALS_OPTION}={os.environ[SIGNALS]}")
     torchrun()
 
 

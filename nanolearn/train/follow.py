@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 from pathlib import Path
 
-from nanolearn.errors import UserError
+import psutil
+
+from nanolearn.errors import Unreachable, UserError
 from nanolearn.train.agent import STARTED_BY
 from nanolearn.train.records import NAME, RESULT, Observer, Result, parsed
 from nanolearn.train.stall import Stalled
@@ -21,7 +23,7 @@ from nanolearn.train.watch import Interrupts
 LOG = "workers.log"  # of the first node; the others' are workers.NAME.log
 TRACEBACK = "Traceback (most recent call last)"
 POLL = 0.25  # seconds between two looks at the workers' records
-LEAVING = 20.0  # seconds for workers and torchrun to end by themselves once the result is written
+LEAVING = 20.0  # seconds for torchrun to end by itself once the result is written and its workers are gone
 GRACE = 1800  # seconds for a save after SIGTERM: 100 GB, written and read back at 100 MB/s; torchrun's own are 30
 
 
@@ -92,8 +94,8 @@ def start(command: Sequence[str], count: int, log: Path) -> subprocess.Popen:
 def attend(workers: subprocess.Popen, result: Path, look: Callable[[], None] = lambda: None) -> str:
     """Wait for the workers, looking at their records; a signal lets them save and stop. Its name, or "".
 
-    torchrun waits five minutes for the nodes that left before it: it is ended once the result has been there for a
-    while. Taught in chapter 14_scaling_out.
+    torchrun waits five minutes for the nodes that left before it: it is ended once the result is there and this node's
+    workers have been gone for a while. Taught in chapter 14_scaling_out.
     """
     interrupts, told, ended = Interrupts(), False, math.inf
     try:
@@ -101,9 +103,9 @@ def attend(workers: subprocess.Popen, result: Path, look: Callable[[], None] = l
             while workers.poll() is None:
                 time.sleep(POLL)
                 look()
-                if ended == math.inf and result.exists():
-                    ended = time.monotonic()
-                if time.monotonic() - ended > LEAVING:
+                if not result.exists() or _children(workers):
+                    ended = math.inf
+                elif time.monotonic() - (ended := min(ended, time.monotonic())) > LEAVING:
                     workers.kill()  # deaf while it waits for the others; all is written
                 if interrupts.asked and not told:
                     workers.terminate()  # torchrun hands it on
@@ -116,6 +118,13 @@ def attend(workers: subprocess.Popen, result: Path, look: Callable[[], None] = l
             workers.wait()
     look()
     return interrupts.asked
+
+
+def _children(agent: subprocess.Popen) -> bool:
+    try:
+        return bool(psutil.Process(agent.pid).children())
+    except psutil.Error:  # it ended in this moment
+        return False
 
 
 def follow(command: Sequence[str], count: int, run_dir: Path, observers: Sequence[Observer]) -> Result:
@@ -141,9 +150,9 @@ def failure(run_dir: Path) -> Exception:
     """
     logs = sorted(run_dir.glob("workers*.log"))
     texts = {log: log.read_text(encoding="utf-8", errors="replace") for log in logs}
-    for kind, pattern in ((Stalled, r"Stalled: (.+)"), (UserError, r"UserError: (.+)")):
+    for kind in (Stalled, Unreachable, UserError):
         for text in texts.values():
-            if said := re.search(pattern, text):
+            if said := re.search(rf"{kind.__name__}: (.+)", text):
                 return kind(said[1])
     told = {log: text[at:][:4000] for log, text in texts.items() if (at := text.find(TRACEBACK)) >= 0}
     # A worker whose peer is gone only says that: the one that failed by itself comes first.

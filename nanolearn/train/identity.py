@@ -19,9 +19,10 @@ from nanolearn.recipe import Recipe
 from nanolearn.tokenizer import DESCRIPTION, Tokenizer
 from nanolearn.train import stall, trackers
 from nanolearn.train.checkpoint import check_identity
-from nanolearn.train.records import LOCK, only_writer
+from nanolearn.train.records import LAUNCHING, LOCK, only_writer
 
 RECIPE, EXECUTION, DATA, TOKENIZER = "recipe.json", "execution.json", "data.json", "tokenizer"
+PATIENCE = 1800.0  # seconds that training waits for a server that is gone; below what counts as a stall
 TOKENISE_NOW = 100e6  # bytes of text up to which a corpus is tokenised before the first step
 BUILT: dict[str, object] = {
     "attention": "auto",
@@ -75,7 +76,7 @@ def open_data(source: Source, tokenizer: Tokenizer, disk_gb: float = 0.0) -> Dat
     `disk_gb` bounds the cache of the training split; validation always stays. Taught in chapter 07_pretrain.
     """
     stores = {
-        "train": TokenStore(source, tokenizer, "train", disk_gb=disk_gb),
+        "train": TokenStore(source, tokenizer, "train", disk_gb=disk_gb, patience=PATIENCE),
         "val": TokenStore(source, tokenizer, "val"),
     }
     size = source.size_hint("train")
@@ -139,6 +140,22 @@ def claim(run_dir: Path, recipe: Recipe, execution: Execution, tokenizer: Tokeni
     return mine | {"recipe": recipe.digest}
 
 
+def check_alike(identity: dict[str, str]) -> None:
+    """Raises UserError, on every rank, unless all ranks know the run by the same tokenizer, data and recipe.
+
+    Nodes with caches of their own can hold different text under one name; together they would train on neither.
+    Taught in chapter 14_scaling_out.
+
+    >>> check_alike({"tokenizer": "1a2b", "data": "3c4d"})
+    """
+    for rank, theirs in enumerate(everyone := distributed.gather(identity)):
+        if different := [name for name, digest in everyone[0].items() if theirs.get(name) != digest]:
+            raise UserError(
+                f"rank {rank} has another {different[0]} than rank 0",
+                "give every node the same corpus: copy the first node's cache, or share it",
+            )
+
+
 def set_aside(run_dir: Path) -> Path | None:
     """Move a run directory out of the way, for a start from step 0; nothing is deleted. The new name, or None.
 
@@ -156,9 +173,11 @@ def set_aside(run_dir: Path) -> Path | None:
         return None
     if not run_dir.is_dir():
         raise UserError(f"{run_dir} is a file", "give another run_dir")
-    if {path.name for path in run_dir.iterdir()} - {LOCK, stall.FOLDER_NAME} and not (run_dir / RECIPE).exists():
+    if {path.name for path in run_dir.iterdir()} - {LOCK, LAUNCHING, stall.FOLDER_NAME} and not (
+        run_dir / RECIPE
+    ).exists():
         raise UserError(f"{run_dir} is no run's folder ({RECIPE} is missing): it stays there", "give another run_dir")
-    with only_writer(run_dir):
+    with only_writer(run_dir), only_writer(run_dir, LAUNCHING):
         pass  # nobody trains there
     number = 1
     while (aside := run_dir.with_name(f"{run_dir.name}.before-{number}")).exists():

@@ -30,7 +30,7 @@ from nanolearn.train.console import Console
 from nanolearn.train.follow import follow
 from nanolearn.train.identity import check_nodes, check_recipe, kept_tokenizer, refuse_unbuilt, write_settings
 from nanolearn.train.outcome import note
-from nanolearn.train.records import Observer, Result, finished, only_writer
+from nanolearn.train.records import LAUNCHING, Observer, Result, finished, only_writer
 from nanolearn.train.trainer import train
 from nanolearn.train.viewer import held, watch
 
@@ -70,11 +70,26 @@ def launch(
         return done
     if held(run_dir):
         check_recipe(run_dir, recipe)
+        note(run_dir)
         return watch(run_dir, observers, say)
     note(run_dir)
-    with only_writer(run_dir):
-        check_recipe(run_dir, recipe)
-        write_settings(run_dir, recipe, execution)
+    # Minutes may pass until the workers hold the run's own lock: text is fetched, a tokenizer trained.
+    with only_writer(run_dir, LAUNCHING):
+        with only_writer(run_dir):
+            check_recipe(run_dir, recipe)
+            write_settings(run_dir, recipe, execution)
+        return _started(recipe, execution, run_dir, machine, observers, begun, say)
+
+
+def _started(
+    recipe: Recipe,
+    execution: Execution,
+    run_dir: Path,
+    machine: Machine,
+    observers: Sequence[Observer],
+    begun: float | None,
+    say: Callable[[str], None],
+) -> Result:
     count, alone = execution.local_world(machine), execution.world(machine) == 1
     command = torchrun(run_dir, count, rendezvous(recipe, execution, host=True))
     if machine.simulated:

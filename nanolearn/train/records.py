@@ -21,7 +21,7 @@ from nanolearn.errors import UserError
 NAME = "records.jsonl"
 ASIDE = "records.setaside.jsonl"
 RESULT = "result.json"
-LOCK = ".lock"
+LOCK, LAUNCHING = ".lock", ".launching"  # held by who trains; by who prepares and follows a training
 
 REMEDY = "make room and give the same command again: the run resumes from its newest checkpoint"
 
@@ -133,9 +133,9 @@ def finished(run_dir: Path, recipe_digest: str) -> Result | None:
 
 
 @contextmanager
-def only_writer(run_dir: Path) -> Iterator[None]:
+def only_writer(run_dir: Path, name: str = LOCK) -> Iterator[None]:
     """Make the run directory and hold its lock; raises UserError at once if another process holds it."""
-    lock = FileLock(run_dir / LOCK)
+    lock = FileLock(run_dir / name)
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)

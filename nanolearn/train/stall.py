@@ -157,6 +157,9 @@ class Pulse:
         for rank in set(range(self.world.size)) - {self.world.rank}:
             try:
                 done, count, phase = json.loads(self._file(rank).read_text(encoding="utf-8"))
+            except FileNotFoundError:
+                self._heard.pop(rank, None)  # not there yet, or ended: nobody waits for it
+                continue
             except (OSError, ValueError):
                 continue
             self._hear(rank, (done, count, phase))

@@ -32,7 +32,7 @@ from nanolearn.recipe import Recipe
 from nanolearn.tokenizer import Tokenizer
 from nanolearn.train import checkpoint
 from nanolearn.train.checkpoint import MODEL, OPTIMIZER, Manifest
-from nanolearn.train.identity import claim, open_data, refuse_unbuilt
+from nanolearn.train.identity import check_alike, claim, open_data, refuse_unbuilt
 from nanolearn.train.judge import Judge
 from nanolearn.train.records import RESULT, Observer, Records, Result, finished, only_writer
 from nanolearn.train.saving import Saved, Saver
@@ -121,6 +121,7 @@ class Run:
             torch.cuda.set_device(self.device)  # collectives and events act on the current device
         self.kernels = KernelTime(self.device)
         self.data = open_data(source, tokenizer, execution.disk_gb)
+        check_alike({"tokenizer": tokenizer.digest, "data": self.data.digest, "recipe": recipe.digest})
         self.identity = distributed.on_main(lambda: claim(run_dir, recipe, execution, tokenizer, self.data))
         chosen = choose_dtype(machine, execution.dtype)
         self.dtype = str(chosen.value)

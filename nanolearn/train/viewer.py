@@ -6,20 +6,24 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from nanolearn.errors import UserError
 from nanolearn.recipe import Recipe
 from nanolearn.train import records
 from nanolearn.train.follow import POLL, Follower
 from nanolearn.train.identity import RECIPE
-from nanolearn.train.records import LOCK, RESULT, Observer, Result
+from nanolearn.train.records import LAUNCHING, LOCK, RESULT, Observer, Result
 
 
 def held(run_dir: Path) -> bool:
-    """Whether another process trains in this folder now. Taught in chapter 07_pretrain.
+    """Whether another process trains in this folder now, or is about to. Taught in chapter 07_pretrain.
 
     >>> held(Path("nowhere"))
     False
     """
-    path = Path(run_dir) / LOCK
+    return any(_locked(Path(run_dir) / name) for name in (LOCK, LAUNCHING))
+
+
+def _locked(path: Path) -> bool:
     if not path.exists():
         return False
     lock = FileLock(path)
@@ -36,7 +40,7 @@ def held(run_dir: Path) -> bool:
 def watch(run_dir: Path, observers: Sequence[Observer], say: Callable[[str], None] = print) -> Result:
     """Follow a live run until it ends or this process is interrupted; the run never notices. Its result so far.
 
-    Taught in chapter 07_pretrain.
+    Raises UserError where it has not come to its first step: there is nothing to show. Taught in chapter 07_pretrain.
     """
     say(f"another process trains in {run_dir}: this one only watches, and may be interrupted")
     follower, why = Follower(run_dir, observers), "its process ended without a result"
@@ -50,6 +54,8 @@ def watch(run_dir: Path, observers: Sequence[Observer], say: Callable[[str], Non
     follower.look()
     if why != "still running" and (run_dir / RESULT).exists():
         return Result.model_validate_json((run_dir / RESULT).read_text(encoding="utf-8"))
+    if not records.read(run_dir, "step"):
+        raise UserError(f"the run in {run_dir} has not come to its first step ({why})", "look at it again later")
     return so_far(run_dir, why)
 
 

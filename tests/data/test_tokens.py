@@ -18,7 +18,7 @@ from nanolearn.data import tokens
 from nanolearn.data.shard import TokenShard
 from nanolearn.data.sources import open_source
 from nanolearn.data.tokens import TokenStore
-from nanolearn.errors import UserError
+from nanolearn.errors import Unreachable, UserError
 from nanolearn.tokenizer import Tokenizer
 
 BYTES = [bytes([i]) for i in range(256)]
@@ -350,3 +350,25 @@ def test_a_real_source(tmp_path):
     shards = [TokenStore(source, tokenizer, split).shard(0) for split in ("train", "val")]
     assert sum(shard.n_documents for shard in shards) == 40
     assert sum(shard.text_bytes for shard in shards) == sum(len(f.read_bytes()) for f in folder.iterdir())
+
+
+def test_a_server_that_is_gone_is_asked_again_while_training_waits(tmp_path, monkeypatch):
+    said, pauses, source = [], [], Texts(tmp_path, TEXTS)
+    path = source.path
+
+    def gone(shard):
+        if shard.startswith("train") and len(pauses) < 3:
+            raise Unreachable("no answer", "look at the network")
+        return path(shard)
+
+    monkeypatch.setattr(type(source), "path", lambda _, shard: gone(shard))
+    monkeypatch.setattr(tokens.time, "sleep", pauses.append)
+    store = TokenStore(source, Tokenizer(BYTES), "train", patience=600.0, say=said.append)
+    assert store.shard(0).n_documents == 3
+    assert pauses == [60.0] * 3
+    assert len([line for line in said if "tried again, for 10 minutes" in line]) == 3
+    pauses.clear()
+    hasty = TokenStore(source, Tokenizer([*BYTES, b"th"]), "train")
+    with pytest.raises(Unreachable):
+        hasty.shard(0)
+    assert not pauses

@@ -13,7 +13,7 @@ import yaml
 from nanolearn.train.outcome import GO_ON
 
 EXEC = Path(__file__).parents[2] / "exec"
-SETTINGS = {"OMP_NUM_THREADS", "TORCHINDUCTOR_CACHE_DIR", "NCCL_DEBUG"}
+SETTINGS = {"TORCHINDUCTOR_CACHE_DIR", "NCCL_DEBUG"}
 NANOLEARN = """#!/bin/sh
 if [ "$1" = join ]; then trap 'echo left >> calls; exit 75' TERM; fi
 echo "$@" >> calls

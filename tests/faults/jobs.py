@@ -10,7 +10,6 @@ from pathlib import Path
 
 import psutil
 
-from nanolearn.cli.run import ITSELF
 from nanolearn.train import records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +43,7 @@ class Job:
         self.log = folder / "job.txt"
         with self.log.open("wb") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", ITSELF, *command],
+                [sys.executable, "-m", "nanolearn.cli", *command],
                 cwd=ROOT,
                 env={**os.environ, **environment},
                 stdout=file,

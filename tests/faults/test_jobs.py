@@ -77,6 +77,8 @@ def test_n4_ten_seconds_after_a_kill_no_process_is_left(start, which):
     (job.kernel() if which == "kernel" else job.process).send_signal(signal.SIGKILL)
     wait(lambda: not alive(processes), 10, lambda: str(alive(processes)))
     assert job.end() not in (0, GO_ON)
+    # Its workers were told by the agent that outlived it, and saved.
+    assert read(job.run_dir, "checkpoint")[-1]["step"] == read(job.run_dir, "step")[-1]["step"]
 
 
 def test_n4_an_interrupted_kernel_lets_its_workers_save_and_leaves_none(start):

@@ -2,7 +2,9 @@
 
 import json
 import os
+import subprocess
 import sys
+import time
 
 import pytest
 
@@ -122,3 +124,23 @@ def test_an_interrupt_lets_the_workers_save_before_it_returns(tmp_path, monkeypa
     with pytest.raises(room.UserError, match="saved"):
         follow([sys.executable, str(script), str(tmp_path)], 2, tmp_path, [seen.append])
     assert seen == [{"step": 1}]
+
+
+AGENT = """
+import pathlib, subprocess, sys, time
+workers = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1.5)"])
+pathlib.Path(sys.argv[1]).touch()  # the result
+workers.wait()
+pathlib.Path(sys.argv[2]).touch()
+time.sleep(60)  # for nodes that left before
+"""
+
+
+def test_a_result_ends_the_agent_only_when_its_workers_are_gone(tmp_path, monkeypatch):
+    """They still close trackers and end a save after the result is written; the agent alone waits for other nodes."""
+    monkeypatch.setattr(room, "LEAVING", 0.5)
+    begun = time.monotonic()
+    agent = subprocess.Popen([sys.executable, "-c", AGENT, str(tmp_path / "result"), str(tmp_path / "closed")])
+    room.attend(agent, tmp_path / "result")
+    assert (tmp_path / "closed").exists()
+    assert time.monotonic() - begun < 30

@@ -7,9 +7,11 @@ import pytest
 
 from nanolearn.errors import UserError
 from nanolearn.hardware import cpu
+from nanolearn.train import launch as room
 from nanolearn.train import viewer
+from nanolearn.train.identity import set_aside
 from nanolearn.train.launch import launch
-from nanolearn.train.records import Records, only_writer, read
+from nanolearn.train.records import LAUNCHING, Records, only_writer, read
 from nanolearn.train.viewer import held, so_far
 
 
@@ -18,6 +20,31 @@ def test_a_folder_is_held_while_somebody_trains_there(tmp_path):
     with only_writer(tmp_path / "run"):
         assert held(tmp_path / "run")
     assert not held(tmp_path / "run")
+    with only_writer(tmp_path / "run", LAUNCHING):  # minutes, while text is fetched and no worker is there yet
+        assert held(tmp_path / "run")
+        with pytest.raises(UserError, match="another process"):
+            set_aside(tmp_path / "run")
+    assert not held(tmp_path / "run")
+
+
+def test_a_launch_holds_the_folder_before_its_text_is_there(tiny, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(room, "prepare", lambda recipe, run_dir, say: seen.append(held(run_dir)) or ("source", "tok"))
+    monkeypatch.setattr(room, "train", lambda *_, **__: seen.append(held(tmp_path / "run")))
+    launch(tiny.recipe(), tiny.execution(), tmp_path / "run", machine=cpu())
+    assert seen == [True, True]
+    assert not held(tmp_path / "run")
+
+
+def test_a_run_without_a_step_has_nothing_to_show(tiny, tmp_path, monkeypatch):
+    run = tmp_path / "run"
+
+    def interrupt(_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(viewer.time, "sleep", interrupt)
+    with only_writer(run), pytest.raises(UserError, match="not come to its first step"):
+        launch(tiny.recipe(), tiny.execution(), run, machine=cpu(), say=lambda _: None)
 
 
 def test_a_launch_where_another_trains_follows_to_the_end_and_hands_every_record_on(tiny, tmp_path):
