@@ -1,6 +1,6 @@
 """The picture that every chapter opens with: from text to a trained model, its own part lit."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -28,23 +28,34 @@ def figure(lit: Collection[str]) -> Figure:
     >>> figure({"packing"}).axes[0].get_title(loc="left")
     'From text to a trained model'
     """
-    rows = -(-len(STAGES) // ROW)
+    return chain("From text to a trained model", [(name, passed) for name, passed, _ in STAGES], lit)
+
+
+def chain(title: str, stages: Sequence[tuple[str, str]], lit: Collection[str] = ()) -> Figure:
+    """Boxes in rows of four, each with what it passes on; the ones named in `lit` in colour.
+
+    >>> len(chain("Two parts", [("table", "(1, 3, 8)"), ("norm", "")]).axes[0].patches)
+    3
+
+    Taught in chapter 00_model.
+    """
+    rows = -(-len(stages) // ROW)
     fig, (axes,) = plots.figure(height=1.1 * rows + 0.4)
     axes.set(xlim=(-0.45, ROW - 0.7), ylim=(-rows + 0.45, 0.5))
-    axes.set_title("From text to a trained model")
+    axes.set_title(title)
     axes.axis("off")
-    for number, (name, passed, _) in enumerate(STAGES):
+    for number, (name, passed) in enumerate(stages):
         x, y = number % ROW, -(number // ROW)
         on = name in lit
         face, edge = (plots.BLUE, plots.BLUE) if on else ("white", plots.GREY)
         axes.add_patch(FancyBboxPatch((x - 0.36, y - 0.15), 0.6, 0.3, boxstyle="round,pad=0.04", fc=face, ec=edge))
         colour = "white" if on else plots.GREY
         axes.text(x - 0.06, y, name, ha="center", va="center", color=colour, fontweight="bold" if on else None)
-        if number + 1 < len(STAGES):
-            _arrow(axes, x, y, last=number % ROW == ROW - 1)
-            turn = number % ROW == ROW - 1
-            place = (ROW / 2 - 0.56, y - 0.64) if turn else (x + 0.44, y - 0.34)
-            axes.text(*place, passed, ha="center", va="center", fontsize=8.5, color=plots.GREY)
+        turn = number % ROW == ROW - 1
+        if number + 1 < len(stages):
+            _arrow(axes, x, y, last=turn)
+        place = (ROW / 2 - 0.56, y - 0.64) if turn else (x + 0.44, y - 0.34)
+        axes.text(*place, passed, ha="center", va="center", fontsize=8.5, color=plots.GREY)
     return fig
 
 
