@@ -234,11 +234,11 @@ def figure(panels: Mapping[str, Timeline], lanes: Sequence[str], until: float) -
     return fig
 
 
-def depth_figure(predicted: Mapping[int, float], measured: Mapping[int, Sequence[float]], floor: float) -> Figure:
-    """Share of the time that the device waits against how many batches are read ahead: points with their spread, a
-    line for what was computed, and one for `floor`, what no depth can cure.
+def depth_figure(predicted: Mapping[int, float], measured: Mapping[int, Sequence[float]]) -> Figure:
+    """Share of the time that the device waits against how many batches may lie ready: a line for what was computed, a
+    point for each measurement.
 
-    >>> depth_figure({1: 0.2, 2: 0.1}, {1: [0.2, 0.3], 2: [0.1]}, 0.0).axes[0].get_ylabel()
+    >>> depth_figure({1: 0.2, 2: 0.1}, {1: [0.2, 0.3], 2: [0.1]}).axes[0].get_ylabel()
     'device waits (% of time)'
     """
     fig, (axes,) = plots.figure()
@@ -246,7 +246,6 @@ def depth_figure(predicted: Mapping[int, float], measured: Mapping[int, Sequence
     for number, (depth, shares) in enumerate(measured.items()):
         label = "" if number else f"measured, {len(shares)} times each"
         axes.plot([depth] * len(shares), [100 * share for share in shares], "o", color=plots.VERMILION, label=label)
-    axes.axhline(100 * floor, color=plots.GREY, lw=1, ls=":", label="any depth: the slower stage sets the pace")
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(predicted), [str(depth) for depth in predicted])
     axes.set_ylim(bottom=-1)

@@ -119,6 +119,6 @@ def test_a_figure_draws_a_bar_for_each_span_up_to_its_end():
 
 
 def test_the_depth_figure_shows_every_measurement():
-    (axes,) = timelines.depth_figure({1: 0.2, 2: 0.1}, {1: [0.2, 0.3], 2: [0.1, 0.1]}, floor=0.05).axes
+    (axes,) = timelines.depth_figure({1: 0.2, 2: 0.1}, {1: [0.2, 0.3], 2: [0.1, 0.1]}).axes
     points = [line for line in axes.lines if line.get_marker() == "o"]
     assert [list(line.get_ydata()) for line in points] == [[20, 30], [10, 10]]
