@@ -189,7 +189,7 @@ def check_close_leaves_no_thread(answer):
             time.sleep(QUIET)  # the thread waits for room
             begun = time.monotonic()
             _within(ahead.close)
-            assert time.monotonic() - begun < 2.0, "closing took longer than a second"
+            assert time.monotonic() - begun < 1.5, "closing took longer than a second"
             left = [thread for thread in threading.enumerate() if thread not in before]
             assert not left, "its thread is still there after close(): what is it waiting for, and who wakes it?"
         _until(
