@@ -143,9 +143,9 @@ def mover(device: torch.device) -> Staging | Direct:
 class Prefetcher:
     """Iterates over the batches of `iterator`, in its order, already on `device`; reads up to `depth` ahead.
 
-    `stall_seconds` is how long the consumer has waited so far: near 0 while reading keeps up. What the
-    iterator raises is raised here, after the batches before it and with the traceback of where it happened.
-    Close it, or use `with`.
+    `travel` is how they get there: by the device's type, unless a simulated one is given. `stall_seconds` is how long
+    the consumer has waited so far: near 0 while reading keeps up. What the iterator raises is raised here, after the
+    batches before it and with the traceback of where it happened. Close it, or use `with`.
 
     >>> batch = Batch(torch.zeros(1, 2), torch.zeros(1, 2), row=7, epoch=0)
     >>> with Prefetcher(iter([batch]), torch.device("cpu")) as batches:
@@ -155,10 +155,17 @@ class Prefetcher:
     Taught in chapter 04_prefetching.
     """
 
-    def __init__(self, iterator: Iterator[Batch], device: torch.device, depth: int = 2) -> None:
+    def __init__(
+        self,
+        iterator: Iterator[Batch],
+        device: torch.device,
+        depth: int = 2,
+        *,
+        travel: Staging | Direct | None = None,
+    ) -> None:
         self.stall_seconds = 0.0
         self._iterator, self._depth = iterator, depth
-        self._mover: Any = mover(device)
+        self._mover: Any = travel or mover(device)
         self._ready: deque[Any] = deque()
         self._change = threading.Condition()
         self._ended = self._closed = False

@@ -108,10 +108,9 @@ def test_t14_the_device_type_decides(monkeypatch):
 
 
 @pytest.mark.parametrize("late", [False, True])
-def test_the_same_batches_in_the_same_order(late, monkeypatch):
-    if late:
-        monkeypatch.setattr(prefetch, "mover", lambda device: Staging(LateLink()))
-    with Prefetcher(map(batch, range(50)), CPU) as ahead:
+def test_the_same_batches_in_the_same_order(late):
+    travel = Staging(LateLink()) if late else None
+    with Prefetcher(map(batch, range(50)), CPU, travel=travel) as ahead:
         received = list(ahead)
     assert [one.row for one in received] == list(range(50))
     assert [one.epoch for one in received] == [number // 5 for number in range(50)]
