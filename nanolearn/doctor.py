@@ -23,7 +23,7 @@ from nanolearn.data.hub import KNOWN
 from nanolearn.errors import UserError
 from nanolearn.execution import Execution
 from nanolearn.hardware import Machine
-from nanolearn.model.attention import describe
+from nanolearn.model import backends
 from nanolearn.paths import cache_dir, home, runs_dir
 from nanolearn.presets import PRESETS, choose_preset
 from nanolearn.scaling import architecture
@@ -65,7 +65,7 @@ def line(machine: Machine | None = None, execution: Execution | None = None) -> 
         f"{machine.label}, {machine.memory / 1e9:.0f} GB",
         f"{dtype.value} ({dtype.reason})",
         hardware.choose_compile(machine, execution.compile).reason,
-        f"attention: {_attention(machine)}",
+        f"attention: {_attention(machine, execution.attention)}",
     )
     return " | ".join(said)
 
@@ -237,11 +237,14 @@ def _choices(machine: Machine) -> Iterator[Check]:
     yield Check("attention", _attention(machine))
 
 
-def _attention(machine: Machine) -> str:
+def _attention(machine: Machine, wanted: str = "auto") -> str:
     preset = str(choose_preset(machine).value)
     config = architecture(DRAWN_DEPTH, PRESETS[preset], {})
-    said = describe(config.sequence_len, config.windows, machine.type)
-    return f"{said} (depth {DRAWN_DEPTH} of preset {preset})"
+    need = backends.need(config, str(hardware.choose_dtype(machine).value))
+    # Not tried on a device: a notebook keeps off the devices that its workers will use.
+    chosen = backends.choose(machine, need, wanted, trying=machine.type == "cpu")
+    said = backends.describe(chosen.backend, need.sequence_len, need.windows)
+    return f"{said} (depth {DRAWN_DEPTH} of preset {preset}; {chosen.reason})"
 
 
 def _hub() -> Check:

@@ -38,7 +38,7 @@ class Execution(BaseModel):
     # sharded: 16-bit weights, fp32 ones in the optimizer's shards; none: no fp32 ones, small updates are lost. Both add
     # up the gradients of micro-steps in 16 bits.
     master: Literal["fp32", "sharded", "none"] = "fp32"
-    attention: str = "auto"
+    attention: Literal["auto", "sdpa", "blocked", "flex", "flash2", "flash3"] = "auto"  # auto: model/backends.py picks
     val_tokens: int = Field(default=-1, ge=-1)  # -1: the whole split, up to a cap; 0: off
     val_every: int = Field(default=0, ge=0)
     sample_every: int = Field(default=0, ge=0)

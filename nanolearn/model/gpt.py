@@ -109,10 +109,10 @@ class Linear(nn.Linear):
 class Attention(nn.Module):
     """Causal attention with rotary positions, normalised queries and keys, and a gate for the value table."""
 
-    def __init__(self, config: GPTConfig, layer: int) -> None:
+    def __init__(self, config: GPTConfig, layer: int, backend: str) -> None:
         super().__init__()
         self.n_head, self.n_kv_head, self.head_dim = config.n_head, config.n_kv_head, config.head_dim
-        self.window = config.windows[layer]
+        self.window, self.backend = config.windows[layer], backend
         self.q = Linear(config.n_embd, config.n_head * config.head_dim)
         self.k = Linear(config.n_embd, config.n_kv_head * config.head_dim)
         self.v = Linear(config.n_embd, config.n_kv_head * config.head_dim)
@@ -120,7 +120,7 @@ class Attention(nn.Module):
         has_table = config.has_value_table(layer)
         self.value_gate = Linear(VALUE_GATE_INPUTS, config.n_kv_head) if has_table else None
 
-    def forward(self, x: Tensor, value: Tensor | None, rope: Tensor) -> Tensor:
+    def forward(self, x: Tensor, value: Tensor | None, rope: Tensor, documents: Tensor | None = None) -> Tensor:
         B, T, _ = x.shape
         q = self.q(x).view(B, T, self.n_head, self.head_dim)  # (B, T, H, D)
         k = self.k(x).view(B, T, self.n_kv_head, self.head_dim)
@@ -130,7 +130,7 @@ class Attention(nn.Module):
             v = v + gate.unsqueeze(-1) * value.view_as(v)
         # A rotation keeps the norm, so normalising first is the same as after it, and spares a copy.
         q, k = (rotate(norm(t, QK_SCALE), rope) for t in (q, k))
-        y = attend(q, k, v, self.window)  # (B, T, H, D)
+        y = attend(q, k, v, self.window, self.backend, documents)  # (B, T, H, D)
         return self.out(y.reshape(B, T, -1))
 
 
@@ -158,14 +158,14 @@ def again(part: Callable[..., Tensor], *inputs: Any) -> Tensor:
 class Block(nn.Module):
     """Attention, then MLP, each reading a normalised copy of the stream and adding to it."""
 
-    def __init__(self, config: GPTConfig, layer: int, recompute: str) -> None:
+    def __init__(self, config: GPTConfig, layer: int, recompute: str, backend: str) -> None:
         super().__init__()
         self.recompute = recompute
-        self.attention = Attention(config, layer)
+        self.attention = Attention(config, layer, backend)
         self.mlp = MLP(config.n_embd)
 
-    def forward(self, x: Tensor, value: Tensor | None, rope: Tensor) -> Tensor:
-        x = x + self.attention(norm(x), value, rope)
+    def forward(self, x: Tensor, value: Tensor | None, rope: Tensor, documents: Tensor | None = None) -> Tensor:
+        x = x + self.attention(norm(x), value, rope, documents)
         return x + (again(self.mlp, norm(x)) if self.recompute == "1" else self.mlp(norm(x)))
 
 
@@ -174,10 +174,18 @@ class GPT(nn.Module):
 
     `forward(tokens)` gives logits, `loss_sum(tokens, targets)` the summed loss without ever holding all logits,
     `token_nats` the loss of each token for evaluation. `recompute` trades time for memory, never results: "1" computes
-    each MLP's hidden layer again in the backward, "2" each whole block. Taught in chapter 00_model.
+    each MLP's hidden layer again in the backward, "2" each whole block. `attention` is the backend (chapter 05). With
+    `documents` (B, T), the numbers of the documents of packed rows, each document is as if alone. Taught in chapter
+    00_model.
     """
 
-    def __init__(self, config: GPTConfig, compute_dtype: torch.dtype = torch.float32, recompute: str = "none") -> None:
+    def __init__(
+        self,
+        config: GPTConfig,
+        compute_dtype: torch.dtype = torch.float32,
+        recompute: str = "none",
+        attention: str = "blocked",
+    ) -> None:
         super().__init__()
         self.config = config
         self.compute_dtype = compute_dtype
@@ -187,7 +195,7 @@ class GPT(nn.Module):
         self.value_tables = nn.ModuleDict(
             {str(i): nn.Embedding(V, config.n_kv_head * config.head_dim) for i in range(L) if config.has_value_table(i)}
         )
-        self.blocks = nn.ModuleList(Block(config, i, recompute) for i in range(L))
+        self.blocks = nn.ModuleList(Block(config, i, recompute, attention) for i in range(L))
         self.head = Linear(config.n_embd, V)
         self.smear_gate = Linear(SMEAR_INPUTS, 1)
         self.smear_scale = nn.Parameter(torch.zeros(1))
@@ -201,47 +209,51 @@ class GPT(nn.Module):
         config = self.config
         return rotary_table(config.sequence_len, config.head_dim, ROPE_BASE, self.head.weight.device)
 
-    def _smear(self, x: Tensor) -> Tensor:
+    def _smear(self, x: Tensor, documents: Tensor | None) -> Tensor:
         # Each position gets a gated share of the embedding before it: bigrams before the first attention.
         gate = torch.sigmoid(self.smear_gate(x[:, 1:, :SMEAR_INPUTS]))  # (B, T-1, 1)
         gate = gate * self.smear_scale.to(x.dtype)
+        if documents is not None:  # a document's first token is nobody's second
+            gate = gate * (documents[:, 1:] == documents[:, :-1]).unsqueeze(-1)
         return torch.cat([x[:, :1], torch.addcmul(x[:, 1:], gate, x[:, :-1])], dim=1)
 
-    def hidden(self, tokens: Tensor) -> Tensor:
+    def hidden(self, tokens: Tensor, documents: Tensor | None = None) -> Tensor:
         """The stream before the head: (B, T) token numbers to (B, T, n_embd), normalised."""
         if tokens.size(1) > self.config.sequence_len:
             raise UserError(
                 f"{tokens.size(1)} tokens do not fit a context of {self.config.sequence_len}", "give fewer tokens"
             )
         dtype = self.compute_dtype
-        x = x0 = self._smear(norm(self.token_table(tokens).to(dtype)))  # (B, T, C)
+        x = x0 = self._smear(norm(self.token_table(tokens).to(dtype)), documents)  # (B, T, C)
         rope = self.rope[: tokens.size(1)].to(dtype)
         middle = x0
         for i in range(self.config.n_layer):
-            parts = (i, x, x0, tokens, rope)
+            parts = (i, x, x0, tokens, rope, documents)
             x = again(self._layer, *parts) if self.recompute == "2" else self._layer(*parts)
             middle = x if i == self.config.n_layer // 2 else middle
         return norm(torch.addcmul(x, middle, self.backout_scale.to(dtype), value=-1))
 
-    def _layer(self, i: int, x: Tensor, x0: Tensor, tokens: Tensor, rope: Tensor) -> Tensor:
+    def _layer(
+        self, i: int, x: Tensor, x0: Tensor, tokens: Tensor, rope: Tensor, documents: Tensor | None = None
+    ) -> Tensor:
         x = mix(x, x0, self.residual_scales[i], self.first_scales[i])
         value = self.value_tables[str(i)](tokens).to(x.dtype) if str(i) in self.value_tables else None
-        return self.blocks[i](x, value, rope)
+        return self.blocks[i](x, value, rope, documents)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(B, T) token numbers -> (B, T, vocab_size) fp32 logits, softcapped."""
         logits = self.head(self.hidden(tokens))[..., : self.config.vocab_size]
         return loss.softcap(logits.float())
 
-    def loss_sum(self, tokens: Tensor, targets: Tensor) -> Tensor:
+    def loss_sum(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
         """Summed nats of the targets that are not -1: (B, T), (B, T) -> scalar fp32, with gradients."""
-        x = self.hidden(tokens).flatten(0, 1)  # (B*T, C)
+        x = self.hidden(tokens, documents).flatten(0, 1)  # (B*T, C)
         return loss.chunked_loss(x, self.head.weight, targets.flatten(), self.config.vocab_size)
 
     @torch.no_grad()
-    def token_nats(self, tokens: Tensor, targets: Tensor) -> Tensor:
+    def token_nats(self, tokens: Tensor, targets: Tensor, documents: Tensor | None = None) -> Tensor:
         """Nats of each target, 0 where it is -1: (B, T), (B, T) -> (B, T) fp32, without gradients."""
-        x = self.hidden(tokens).flatten(0, 1)
+        x = self.hidden(tokens, documents).flatten(0, 1)
         nats = loss.chunked_nats(x, self.head.weight, targets.flatten(), self.config.vocab_size)
         return nats.view_as(targets)
 

@@ -21,6 +21,7 @@ def materialize(
     compute_dtype: torch.dtype = torch.float32,
     fill: Callable[[GPT, int], None] = initialise,
     recompute: str = "none",
+    attention: str = "blocked",
 ) -> GPT:
     """Build a GPT on `device` with its initial weights: fp32 (float64 when that is the compute dtype).
 
@@ -34,7 +35,7 @@ def materialize(
     0.20000000298023224
     """
     with torch.device("meta"):
-        model = GPT(config, compute_dtype, recompute)
+        model = GPT(config, compute_dtype, recompute, attention)
     if compute_dtype == torch.float64:
         model = model.double()
     model.to_empty(device=device)

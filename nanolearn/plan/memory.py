@@ -9,7 +9,8 @@ kv heads x head_dim; model/gpt.py names the tensors):
     the row of the value table, in layers that have one     K
     norm before the MLP, read by its first matrix           C
     positive part of the hidden layer, and its square       8C
-    a window in blocks: keys and values twice, its mask     2K + 2 x window
+    a window in blocks: keys and values twice but for the
+      first block, the output joined from its parts         Q + 2K (1 - window/T)
     a norm that keeps its own input (fused kernels)         2C
     a norm composed of fp32 steps (16 bits on a CPU)        4C + Q + K
 
@@ -75,14 +76,14 @@ def layer_elements(config: GPTConfig, layer: int, kind: str, dtype: str) -> floa
     """
     width, queries = config.n_embd, config.n_head * config.head_dim
     keys = config.n_kv_head * config.head_dim
-    kept = 11 * width + 3 * queries + 3 * keys + (keys if config.has_value_table(layer) else 0)
+    kept: float = 11 * width + 3 * queries + 3 * keys + (keys if config.has_value_table(layer) else 0)
     if kind != "cpu":
         kept += 2 * width
     elif BYTES[dtype] < FP32:
         kept += 4 * width + queries + keys
     window = config.windows[layer]
     if window < config.sequence_len - 1 and config.sequence_len > 2 * window:
-        kept += 2 * keys + 2 * window
+        kept += queries + 2 * keys * (1 - window / config.sequence_len)
     return kept
 
 
@@ -92,22 +93,22 @@ def _activations(config: GPTConfig, tokens: int, kind: str, dtype: str, recomput
     # Row sums in fp32: two norms, q's and k's norms, attention's log-sum-exp.
     small: float = FP32 * config.n_layer * (2 + 2 * config.n_head + config.n_kv_head)
     cast: float = config.parameter_groups()["matrices"] * BYTES[dtype] if BYTES[dtype] < FP32 else 0
-    hidden = 8 * config.n_embd
-    kept, again = sum(layers), 0.0
+    hidden, masks = 8 * config.n_embd, _masks(config, dtype)
+    kept, again, square = sum(layers), 0.0, sum(masks)
     if recompute == "1":
         kept, again = kept - hidden * config.n_layer, hidden
     elif recompute == "2":
-        kept, again = config.n_embd * config.n_layer, max(layers)
+        kept, again, square = config.n_embd * config.n_layer, max(layers), max(masks)
         small, cast = small / config.n_layer, cast / config.n_layer
     around = (OUTSIDE + IN_FLIGHT) * config.n_embd
-    waiting = tokens * ((kept + around) * BYTES[dtype] + small) + cast + _square_masks(config, dtype)
+    waiting = tokens * ((kept + around) * BYTES[dtype] + small) + cast + square
     return waiting, tokens * again * BYTES[dtype]
 
 
-def _square_masks(config: GPTConfig, dtype: str) -> int:
-    """Rows too short for blocks of their window share one mask (T, T) a layer."""
+def _masks(config: GPTConfig, dtype: str) -> list[int]:
+    """Bytes of each layer's mask, as numbers: (window, 2 x window) for all blocks; (T, T) in rows too short for two."""
     T = config.sequence_len
-    return sum(T * T * BYTES[dtype] for w in config.windows if w < T - 1 and T <= 2 * w)
+    return [0 if w >= T - 1 else (T * T if T <= 2 * w else 2 * w * w) * BYTES[dtype] for w in config.windows]
 
 
 def _logits(config: GPTConfig, tokens: int, kind: str, dtype: str) -> int:

@@ -24,21 +24,15 @@ from nanolearn.train.records import LAUNCHING, LOCK, only_writer
 RECIPE, EXECUTION, DATA, TOKENIZER = "recipe.json", "execution.json", "data.json", "tokenizer"
 PATIENCE = 1800.0  # seconds that training waits for a server that is gone; below what counts as a stall
 TOKENISE_NOW = 100e6  # bytes of text up to which a corpus is tokenised before the first step
-BUILT: dict[str, object] = {
-    "attention": "auto",
-}
 
 
 def refuse_unbuilt(execution: Execution) -> None:
-    """Raises UserError for a wish that this version would have to ignore, or whose package is missing.
+    """Raises UserError for a wish whose package is missing, before anything is fetched.
 
     Taught in chapter 07_pretrain.
 
     >>> refuse_unbuilt(Execution())
     """
-    for name, usual in BUILT.items():
-        if (wish := getattr(execution, name)) != usual:
-            raise UserError(f"{name}={wish} is not built yet", f"leave it at {usual}")
     trackers.check(execution.tracker)
 
 

@@ -24,7 +24,8 @@ from nanolearn.errors import UserError
 from nanolearn.execution import Execution
 from nanolearn.fetch import replacing
 from nanolearn.hardware import Machine, choose_compile, choose_dtype, select, torch_device
-from nanolearn.model import attention
+from nanolearn.model import backends, sdpa
+from nanolearn.model.gpt import GPT
 from nanolearn.model.materialize import materialize
 from nanolearn.optim.optimizer import Optimizer
 from nanolearn.plan import choose_micro_batch
@@ -125,19 +126,26 @@ class Run:
         self.identity = distributed.on_main(lambda: claim(run_dir, recipe, execution, tokenizer, self.data))
         chosen = choose_dtype(machine, execution.dtype)
         self.dtype = str(chosen.value)
-        self.model = materialize(
-            recipe.gpt_config(),
-            self.device,
-            recipe.seed,
-            getattr(torch, self.dtype),
-            recompute=execution.recompute,
-        )
+        self.model = self._build()
         self.parameters = list(self.model.parameters())
         self.optimizer = Optimizer(self.model, recipe.rates(), execution.master)
         self.schedule = recipe.schedule()
         self.watch = Watch(scaled=self.dtype == "float16")
         self.interrupts = Interrupts()
         self.notes, self.observers, self.opened = [f"{self.dtype}: {chosen.reason}"], observers, ExitStack()
+
+    def _build(self) -> GPT:
+        config, device = self.recipe.gpt_config(), self.device
+        self.need = backends.need(config, self.dtype)
+        self.attending = backends.choose(select(self.machine, str(device)), self.need, self.execution.attention)
+        return materialize(
+            config,
+            device,
+            self.recipe.seed,
+            getattr(torch, self.dtype),
+            recompute=self.execution.recompute,
+            attention=self.attending.backend,
+        )
 
     def _open(self) -> None:
         """Take up where the run stopped: its newest checkpoint, then its rows and records from there on."""
@@ -194,11 +202,11 @@ class Run:
     def _announce(self) -> None:
         count = sum(p.numel() for p in self.parameters)
         ranks = f" x {self.world.size} ranks" if self.world.size > 1 else ""
-        config = self.recipe.gpt_config()
-        attending = attention.describe(config.sequence_len, config.windows, self.device.type)
+        attending = backends.describe(self.attending.backend, self.need.sequence_len, self.need.windows)
         lines = [
             f"{self.recipe.name}: {count:,} parameters on {self.machine.label}",
             f"attention: {attending}",
+            f"{self.attending.reason}; {sdpa.describe(self.machine, self.dtype, self.need.head_dim)}",
             self.compiling.reason,
             self.kept,
             f"a step is {self.micro_batch} rows x {self.accumulation} micro-steps{ranks}"

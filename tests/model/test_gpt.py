@@ -222,3 +222,20 @@ def test_the_hidden_layer_is_computed_once_more_in_training_and_not_in_evaluatio
     seen.clear()
     model.token_nats(tokens, tokens)
     assert len(seen) == 1
+
+
+@pytest.mark.parametrize("recompute", ["none", "2"])
+def test_with_documents_a_packed_row_is_its_documents_alone(recompute):
+    """Attention, positions, the smear: nothing of one document reaches another. The losses of the texts read alone."""
+    config = replace(SMALL, sequence_len=300, n_layer=2)  # windows of 128: in blocks
+    model = trained(config)
+    model.recompute = recompute
+    g = torch.manual_seed(3)
+    lengths = [140, 1, 30, 129]
+    row, targets = torch.randint(0, config.vocab_size, (2, 1, sum(lengths)), generator=g)
+    documents = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths)).unsqueeze(0)
+    packed = model.token_nats(row, targets, documents)
+    alone = [model.token_nats(a, b) for a, b in zip(row.split(lengths, 1), targets.split(lengths, 1), strict=True)]
+    torch.testing.assert_close(packed, torch.cat(alone, 1), rtol=0, atol=2e-6)  # summed in float32
+    assert (model.token_nats(row, targets) - packed)[:, lengths[0] :].abs().max() > 0.01
+    torch.testing.assert_close(model.loss_sum(row, targets, documents).detach(), packed.sum(), rtol=1e-6, atol=0)

@@ -5,17 +5,10 @@ from pathlib import Path
 import pytest
 
 from nanolearn.errors import UserError
-from nanolearn.execution import Execution
 from nanolearn.recipe import Recipe
 from nanolearn.tokenizer import Tokenizer
-from nanolearn.train.identity import RECIPE, claim, kept_tokenizer, open_data, refuse_unbuilt, set_aside
+from nanolearn.train.identity import RECIPE, claim, kept_tokenizer, open_data, set_aside
 from nanolearn.train.records import only_writer
-
-
-@pytest.mark.parametrize("wish", [{"attention": "flash"}])
-def test_a_wish_that_would_be_ignored_is_refused(wish):
-    with pytest.raises(UserError, match="not built yet"):
-        refuse_unbuilt(Execution(**wish))
 
 
 def test_a_kill_while_the_tokenizer_is_written_does_not_block_the_run(tiny, tmp_path):
