@@ -79,11 +79,13 @@ def measure(build: Callable[..., Any], *arguments: Any, limit: int = 0) -> Peak:
     child = context.Process(target=_child, args=(theirs, *task), daemon=True)
     child.start()
     theirs.close()
+    told: Any  # a Peak's fields, or what went wrong
     try:
         kind, told = ours.recv() if ours.poll(WAIT) else ("late", f"no answer in {WAIT} s")
     except EOFError:
         child.join()
-        kind, told = "memory", f"the process ended with exit code {child.exitcode}; -9: the system wanted its memory"
+        kind = "memory" if (child.exitcode or 0) < 0 else "failed"
+        told = f"the process ended with exit code {child.exitcode} (-9: the system wanted its memory)"
     finally:
         child.kill()
         child.join()
@@ -184,7 +186,7 @@ def digest(found: Sequence[tuple[str, Tensor]]) -> str:
     whole = hashlib.blake2b(digest_size=16)
     for name, tensor in found:
         whole.update(name.encode())
-        whole.update(tensor.contiguous().view(-1).view(torch.uint8).cpu().numpy())
+        whole.update(tensor.contiguous().view(-1).view(torch.uint8).cpu().numpy().data)
     return whole.hexdigest()
 
 
@@ -212,7 +214,7 @@ def peaks_figure(runs: Mapping[str, Sequence[Peak]]) -> Figure:
         left = several[0].stays / 1e6
         over = max(peaks) / left > TWICE
         axes.barh(row, max(peaks), height=0.6, color=plots.ORANGE if over else plots.SKY)
-        axes.plot([min(peaks), max(peaks)], [row, row], color="black", lw=1)
+        axes.plot([min(peaks), max(peaks)], [row, row], color="black", lw=2, solid_capstyle="butt")
         axes.plot([left, left], [row - 0.38, row + 0.38], color=plots.BLUE, lw=3)
         axes.text(max(peaks), row, f"  {max(peaks) / left:.2f}x", va="center", fontsize=9)
     axes.set_yticks(range(len(runs)), list(runs))
@@ -229,7 +231,7 @@ def losses_figure(losses: Mapping[str, Sequence[Sequence[float]]], chance: float
     for (name, several), colour, style in zip(losses.items(), plots.PALETTE, ("-", "--", ":"), strict=False):
         for number, line in enumerate(several):
             axes.plot(line, style, color=colour, lw=1.2, label=None if number else name)
-    axes.axhline(chance, color=plots.GREY, lw=1, ls=":", label="guessing")
+    axes.axhline(chance, color=plots.GREY, lw=5, alpha=0.3, label="guessing")
     plots.label(axes, "Loss while a part is dead", "step", "loss (nats/byte)")
     axes.legend(fontsize=8)
     return fig

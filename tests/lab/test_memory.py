@@ -38,6 +38,10 @@ def fails():
     raise ValueError("no weights")
 
 
+def gives_no_tensors():
+    return 3
+
+
 def is_killed():
     import os
     import signal
@@ -81,6 +85,8 @@ class TestMeasure:
     def test_a_failure_comes_with_its_traceback(self):
         with pytest.raises(RuntimeError, match="ValueError: no weights"):
             memory.measure(fails)
+        with pytest.raises(RuntimeError, match="exit code 1 "):
+            memory.measure(gives_no_tensors)
 
     def test_a_killed_process_is_short_of_memory(self):
         with pytest.raises(MemoryError, match="exit code -9"):
