@@ -10,7 +10,9 @@ itself. Where there is no such server (macOS, Windows) a fresh interpreter is st
 import hashlib
 import inspect
 import multiprocessing
+import runpy
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -75,20 +77,22 @@ def measure(build: Callable[..., Any], *arguments: Any, limit: int = 0) -> Peak:
     if LINUX:
         context.set_forkserver_preload([__name__])
     ours, theirs = context.Pipe(duplex=False)
-    task = (textwrap.dedent(inspect.getsource(build)), build.__name__, arguments, limit)
-    child = context.Process(target=_child, args=(theirs, *task), daemon=True)
-    child.start()
-    theirs.close()
     told: Any  # a Peak's fields, or what went wrong
-    try:
-        kind, told = ours.recv() if ours.poll(WAIT) else ("late", f"no answer in {WAIT} s")
-    except EOFError:
-        child.join()
-        kind = "memory" if (child.exitcode or 0) < 0 else "failed"
-        told = f"the process ended with exit code {child.exitcode} (-9: the system wanted its memory)"
-    finally:
-        child.kill()
-        child.join()
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "measured.py"
+        text.write_text(textwrap.dedent(inspect.getsource(build)), encoding="utf-8")
+        child = context.Process(target=_child, args=(theirs, text, build.__name__, arguments, limit), daemon=True)
+        child.start()
+        theirs.close()
+        try:
+            kind, told = ours.recv() if ours.poll(WAIT) else ("late", f"no answer in {WAIT} s")
+        except EOFError:
+            child.join()
+            kind = "memory" if (child.exitcode or 0) < 0 else "failed"
+            told = f"the process ended with exit code {child.exitcode} (-9: the system wanted its memory)"
+        finally:
+            child.kill()
+            child.join()
     if kind == "peak":
         return Peak(**told)
     raise (MemoryError if kind == "memory" else RuntimeError)(told)
@@ -99,17 +103,16 @@ def can_limit() -> bool:
     return LINUX
 
 
-def _child(answer: Connection, source: str, name: str, arguments: Sequence[Any], limit: int) -> None:
+def _child(answer: Connection, text: Path, name: str, arguments: Sequence[Any], limit: int) -> None:
     """The measured process: warmed up, so that loaded code isn't taken for weights."""
     torch.set_num_threads(1)
     materialize(TINY, "cpu", seed=0)
-    namespace: dict[str, Any] = {}
-    exec(compile(source, f"<{name}>", "exec"), namespace)
+    build = runpy.run_path(str(text))[name]
     with _Watch() as watch:
         if limit:
             _limit(limit)
         try:
-            built = namespace[name](*arguments)
+            built = build(*arguments)
         except Exception as error:
             short = isinstance(error, MemoryError) or "can't allocate memory" in str(error)
             answer.send(("memory", str(error)) if short else ("failed", traceback.format_exc()))
