@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from nanolearn.model import gpt
 from nanolearn.model.gpt import GPTConfig, initialise
@@ -37,6 +38,26 @@ def test_poison_reaches_buffers_too():
     layer = nn.BatchNorm1d(2)
     poison(layer)
     assert set(unset(layer)) == {"weight", "bias", "running_mean", "running_var"}
+
+
+def test_a_single_nan_is_found_without_a_copy_of_the_parameter():
+    class Largest(TorchDispatchMode):
+        elements = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            views = isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() in held
+            if isinstance(out, torch.Tensor) and not views:
+                self.elements = max(self.elements, out.numel())
+            return out
+
+    layer = nn.Linear(100, 100)
+    with torch.no_grad():
+        layer.weight[99, 99] = float("nan")
+    held = {p.untyped_storage().data_ptr() for p in layer.parameters()}
+    with Largest() as largest:
+        assert unset(layer) == ["weight"]
+    assert largest.elements == 1
 
 
 def test_same_seed_same_weights_other_seed_other_weights():
