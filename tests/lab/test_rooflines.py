@@ -41,6 +41,12 @@ def test_calls_take_turns_and_the_first_round_is_not_counted(monkeypatch):
     assert all((seconds == 1).all() and seconds.shape == (3,) for seconds in taken.values())
 
 
+def test_a_slow_machine_makes_fewer_rounds_but_three(monkeypatch):
+    clock = iter(range(0, 10_000, 30))
+    monkeypatch.setattr(rooflines, "perf_counter", lambda: next(clock))
+    assert len(side_by_side({"a": lambda: None}, 50, lambda: None)["a"]) == 3
+
+
 def test_a_band_names_median_range_and_number():
     assert band([1, 2, 9], ".1f") == "2.0 (1.0 to 9.0, n=3)"
 
