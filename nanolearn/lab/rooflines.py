@@ -147,8 +147,8 @@ def causes_figure(shares: Mapping[str, tuple[Sequence[float], Sequence[float]]])
         for values, shift, colour, mark in ((without, -0.15, plots.BLUE, "o"), (provoked, 0.15, plots.VERMILION, "s")):
             percent = 100 * np.array(values)
             axes.plot([percent.min(), percent.max()], [row + shift] * 2, color=colour, lw=1.2)
-            label = {"label": "without" if shift < 0 else "provoked"} if row == 0 else {}
-            axes.plot(np.median(percent), row + shift, mark, color=colour, markersize=6, **label)
+            label = "_" if row else "without" if shift < 0 else "provoked"  # matplotlib's legend skips "_"
+            axes.plot(np.median(percent), row + shift, mark, color=colour, markersize=6, label=label)
     axes.set_yticks(range(len(shares)), list(shares))
     axes.invert_yaxis()
     axes.set_xlim(left=0)
