@@ -15,7 +15,7 @@ import torch
 from nanolearn import host
 from nanolearn.devices import device_bandwidth, peak_flops
 from nanolearn.errors import UserError
-from nanolearn.hardware import SIMULATE, Machine
+from nanolearn.hardware import SIMULATE, Machine, torch_device
 
 SIZES = {"cpu": (512, 1024, 2048)}  # matrices tried for a peak: which one is fastest differs by processor
 COPIED = {"cpu": 256 << 20}  # bytes, several times the largest cache
@@ -68,6 +68,20 @@ def matmul_intensity(rows: int, inner: int, columns: int, itemsize: int = 4) -> 
     return 2 * rows * inner * columns / (itemsize * moved)
 
 
+def place(machine: Machine) -> torch.device:
+    """The device on which a machine is measured, its first one. Raises UserError for a simulated machine.
+
+    >>> from nanolearn.hardware import cpu
+    >>> place(cpu())
+    device(type='cpu')
+
+    Taught in chapter 06_mfu.
+    """
+    if machine.simulated:
+        raise UserError(f"{machine.label} can't be measured", f"unset {SIMULATE}")
+    return torch_device(machine)
+
+
 def measured(machine: Machine, dtype: str = "float32", seconds: float = 1.0) -> Roof:
     """The roof of the machine at hand: the best rate of square products of some sizes, and that of a large copy.
 
@@ -78,9 +92,7 @@ def measured(machine: Machine, dtype: str = "float32", seconds: float = 1.0) -> 
     >>> measured(cpu(), seconds=0.05).ridge > 0
     True
     """
-    if machine.simulated:
-        raise UserError(f"{machine.label} can't be measured", f"unset {SIMULATE}")
-    device = f"cuda:{machine.index}" if machine.type == "cuda" else machine.type
+    device = str(place(machine))
     sizes = SIZES.get(machine.type, (host.PRODUCT.get(machine.type, 8192),))
     each = [host.measure_flops(seconds / len(sizes), device, getattr(torch, dtype), size) for size in sizes]
     what = f"{dtype} products of {' to '.join(str(sizes[i]) for i in sorted({0, len(sizes) - 1}))} rows, and a copy"

@@ -48,7 +48,7 @@ class Traffic(TorchDispatchMode):
 
 
 def side_by_side(
-    calls: Mapping[str, Callable[[], object]], repeats: int, wait: Callable[[], None], limit: float = 20.0
+    calls: Mapping[str, Callable[[], object]], repeats: int, wait: Callable[[], None], limit: float = 10.0
 ) -> dict[str, np.ndarray]:
     """Seconds of each call, (repeats,) by name: once for nothing, then in turn, so that a neighbour's burst hits all.
 
