@@ -5,7 +5,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from ipywidgets import Dropdown, FloatLogSlider, IntSlider, Output, ToggleButtons, VBox, interactive_output
+from ipywidgets import HTML, Dropdown, FloatLogSlider, IntSlider, ToggleButtons, VBox
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -25,6 +25,7 @@ class Traffic(TorchDispatchMode):
     """Counts the bytes that torch's operators read and write, and the operators: what memory would have to move if each
     ran alone and kept nothing in a cache. Views move nothing.
 
+    >>> import torch
     >>> x = torch.ones(1000)
     >>> with Traffic() as moved:
     ...     _ = (x + 1).view(10, 100)
@@ -205,15 +206,22 @@ def dial() -> VBox:
         "device": Dropdown(options=DIALLED, description="device"),
     }
 
-    def redraw(depth: int, window: str, speed: float, device: str) -> None:
+    # An HTML widget, not an Output: nbclient answers each of an Output's messages, and a headless run once hung there.
+    picture = HTML()
+
+    def redraw(_: object = None) -> None:
+        depth, window, speed, device = (control.value for control in controls.values())
         shape = Recipe.from_depth(depth, window=window).shape()
         shares = shares_by_definition(shape, speed, devices.peak_flops(device) or 0.0)
         over = " More than 100%: no machine does that, so a number is wrong." if max(shares.values()) > 1 else ""
-        plots.show(
+        shown = plots.render(
             definitions_figure({f"depth {depth}, {window}, {speed:,.0f} tokens/s on one {device}": shares}),
             caption=f"canonical {shares['canonical']:.1%}, palm {shares['palm']:.1%}.{over}",
             alt=f"Bars of the MFU of depth {depth} at {speed:,.0f} tokens a second under five definitions.",
         )
+        picture.value = shown["text/html"]
 
-    shown: Output = interactive_output(redraw, controls)
-    return VBox([*controls.values(), shown])
+    for control in controls.values():
+        control.observe(redraw, "value")
+    redraw()
+    return VBox([*controls.values(), picture])
