@@ -9,6 +9,7 @@ teaches the numbers.
 A peak is units x FLOPs per clock and unit x clock in GHz, dense, with fp32 accumulation, or "datasheet"
 where only the product is published. `units` of an AMD MI250X are those of one die: torch shows each die as
 a device.
+Memory bandwidths are datasheet values throughout, an MI250X's again those of one die.
 """
 
 import difflib
@@ -26,13 +27,16 @@ class Device:
 
     `tflops` is the dense 16-bit peak; memory sizes are the maker's, in 10^9 bytes. The first memory size holds when
     the device's name tells none of the others. Real devices show up to 7% more (a maker's "80 GB" is 80 x 2^30 bytes
-    less a reserve), so a plan made from a name errs on the small side.
+    less a reserve), so a plan made from a name errs on the small side. `bandwidth` is that of the memory in TB/s
+    (10^12), the datasheet's, one for each memory size; empty where no datasheet could be named: then there is no
+    roofline.
     """
 
     name: str
     tflops: float
     memory: tuple[int, ...]
     arch: str
+    bandwidth: tuple[float, ...] = ()
     bf16: bool = True
     source: str = "datasheet"
 
@@ -46,7 +50,14 @@ class Device:
 
 
 def derived(
-    name: str, units: int, per_clock: int, ghz: float, memory: tuple[int, ...], arch: str, bf16: bool = True
+    name: str,
+    units: int,
+    per_clock: int,
+    ghz: float,
+    memory: tuple[int, ...],
+    arch: str,
+    bandwidth: tuple[float, ...] = (),
+    bf16: bool = True,
 ) -> Device:
     """A line whose peak is a product that can be checked.
 
@@ -54,58 +65,60 @@ def derived(
     989.4
     """
     source = f"{units} units x {per_clock} FLOPs x {ghz} GHz"
-    return Device(name, units * per_clock * ghz / 1e3, memory, arch, bf16, source)
+    return Device(name, units * per_clock * ghz / 1e3, memory, arch, bandwidth, bf16, source)
 
 
 TABLE = (
     # Hopper. Plain names are SXM modules: torch says "NVIDIA H100 80GB HBM3" for one, and names PCIe and NVL.
-    derived("H100", 132, 4096, 1.830, (80,), "sm_90"),
-    Device("H100 PCIe", 756.0, (80,), "sm_90"),
-    Device("H100 NVL", 835.0, (94,), "sm_90"),
-    derived("H200", 132, 4096, 1.830, (141,), "sm_90"),
-    Device("H200 NVL", 835.0, (141,), "sm_90"),
-    derived("GH200", 132, 4096, 1.830, (96, 144), "sm_90"),
-    derived("H800", 132, 4096, 1.830, (80,), "sm_90"),
-    Device("H800 PCIe", 756.0, (80,), "sm_90"),
+    derived("H100", 132, 4096, 1.830, (80,), "sm_90", (3.35,)),
+    Device("H100 PCIe", 756.0, (80,), "sm_90", (2.0,)),
+    Device("H100 NVL", 835.0, (94,), "sm_90", (3.9,)),
+    derived("H200", 132, 4096, 1.830, (141,), "sm_90", (4.8,)),
+    Device("H200 NVL", 835.0, (141,), "sm_90", (4.8,)),
+    derived("GH200", 132, 4096, 1.830, (96, 144), "sm_90", (4.0, 4.9)),
+    derived("H800", 132, 4096, 1.830, (80,), "sm_90", (3.35,)),
+    Device("H800 PCIe", 756.0, (80,), "sm_90", (2.0,)),
     Device("H800 NVL", 835.0, (94,), "sm_90"),
-    Device("H20", 148.0, (96,), "sm_90"),
+    Device("H20", 148.0, (96,), "sm_90", (4.0,)),
     # Ampere
-    derived("A100", 108, 2048, 1.410, (40, 80), "sm_80"),
-    derived("A800", 108, 2048, 1.410, (40, 80), "sm_80"),
-    derived("A40", 84, 1024, 1.740, (48,), "sm_86"),
-    derived("A30", 56, 2048, 1.440, (24,), "sm_80"),
-    derived("A10", 72, 1024, 1.695, (24,), "sm_86"),
-    derived("RTX A6000", 84, 1024, 1.800, (48,), "sm_86"),
-    derived("RTX 3090", 82, 512, 1.695, (24,), "sm_86"),
-    derived("RTX 3090 Ti", 84, 512, 1.860, (24,), "sm_86"),
+    derived("A100", 108, 2048, 1.410, (40, 80), "sm_80", (1.555, 2.039)),
+    derived("A100 PCIe", 108, 2048, 1.410, (40, 80), "sm_80", (1.555, 1.935)),
+    derived("A800", 108, 2048, 1.410, (40, 80), "sm_80", (1.555, 2.039)),
+    derived("A800 PCIe", 108, 2048, 1.410, (40, 80), "sm_80", (1.555, 1.935)),
+    derived("A40", 84, 1024, 1.740, (48,), "sm_86", (0.696,)),
+    derived("A30", 56, 2048, 1.440, (24,), "sm_80", (0.933,)),
+    derived("A10", 72, 1024, 1.695, (24,), "sm_86", (0.600,)),
+    derived("RTX A6000", 84, 1024, 1.800, (48,), "sm_86", (0.768,)),
+    derived("RTX 3090", 82, 512, 1.695, (24,), "sm_86", (0.936,)),
+    derived("RTX 3090 Ti", 84, 512, 1.860, (24,), "sm_86", (1.008,)),
     # Ada
-    derived("RTX 6000 Ada", 142, 1024, 2.505, (48,), "sm_89"),
-    Device("L40S", 362.0, (48,), "sm_89"),
-    Device("L40", 181.0, (48,), "sm_89"),
-    Device("L4", 121.0, (24,), "sm_89"),
-    derived("RTX 4090", 128, 512, 2.520, (24,), "sm_89"),
-    derived("RTX 4090 D", 114, 512, 2.520, (24,), "sm_89"),
+    derived("RTX 6000 Ada", 142, 1024, 2.505, (48,), "sm_89", (0.960,)),
+    Device("L40S", 362.0, (48,), "sm_89", (0.864,)),
+    Device("L40", 181.0, (48,), "sm_89", (0.864,)),
+    Device("L4", 121.0, (24,), "sm_89", (0.300,)),
+    derived("RTX 4090", 128, 512, 2.520, (24,), "sm_89", (1.008,)),
+    derived("RTX 4090 D", 114, 512, 2.520, (24,), "sm_89", (1.008,)),
     # Blackwell
-    derived("RTX 5090", 170, 512, 2.407, (32,), "sm_120"),
-    derived("RTX PRO 6000 Blackwell", 188, 1024, 2.617, (96,), "sm_120"),
-    Device("B100", 1800.0, (192,), "sm_100"),
-    Device("B200", 2250.0, (192,), "sm_100"),
-    Device("GB200", 2500.0, (192,), "sm_100"),
-    Device("Grace Blackwell", 2500.0, (192,), "sm_100"),  # another name of the GB200
-    Device("B300", 2250.0, (288,), "sm_103"),
-    Device("GB300", 2500.0, (288,), "sm_103"),
+    derived("RTX 5090", 170, 512, 2.407, (32,), "sm_120", (1.792,)),
+    derived("RTX PRO 6000 Blackwell", 188, 1024, 2.617, (96,), "sm_120", (1.792,)),
+    Device("B100", 1800.0, (192,), "sm_100", (8.0,)),
+    Device("B200", 2250.0, (192,), "sm_100", (8.0,)),
+    Device("GB200", 2500.0, (192,), "sm_100", (8.0,)),
+    Device("Grace Blackwell", 2500.0, (192,), "sm_100", (8.0,)),  # another name of the GB200
+    Device("B300", 2250.0, (288,), "sm_103", (8.0,)),
+    Device("GB300", 2500.0, (288,), "sm_103", (8.0,)),
     # AMD. An MI250X is two devices to torch: 110 of its 220 units each, half of the package's 383.0 TFLOP/s.
-    derived("MI300X", 304, 2048, 2.100, (192,), "gfx942"),
-    derived("MI325X", 304, 2048, 2.100, (256,), "gfx942"),
-    derived("MI300A", 228, 2048, 2.100, (128,), "gfx942"),
-    derived("MI350X", 256, 4096, 2.200, (288,), "gfx950"),
-    derived("MI355X", 256, 4096, 2.400, (288,), "gfx950"),
-    derived("MI250X", 110, 1024, 1.700, (64,), "gfx90a"),
-    Device("MI250", 181.05, (64,), "gfx90a", source="half of the package's 362.1"),
+    derived("MI300X", 304, 2048, 2.100, (192,), "gfx942", (5.3,)),
+    derived("MI325X", 304, 2048, 2.100, (256,), "gfx942", (6.0,)),
+    derived("MI300A", 228, 2048, 2.100, (128,), "gfx942", (5.3,)),
+    derived("MI350X", 256, 4096, 2.200, (288,), "gfx950", (8.0,)),
+    derived("MI355X", 256, 4096, 2.400, (288,), "gfx950", (8.0,)),
+    derived("MI250X", 110, 1024, 1.700, (64,), "gfx90a", (1.638,)),
+    Device("MI250", 181.05, (64,), "gfx90a", (1.638,), source="half of the package's 362.1"),
     # Without BF16: the peak is FP16's.
-    derived("V100", 80, 1024, 1.530, (16, 32), "sm_70", bf16=False),
-    Device("V100 PCIe", 112.0, (16, 32), "sm_70", bf16=False),
-    derived("T4", 40, 1024, 1.590, (16,), "sm_75", bf16=False),
+    derived("V100", 80, 1024, 1.530, (16, 32), "sm_70", (0.9, 0.9), bf16=False),
+    Device("V100 PCIe", 112.0, (16, 32), "sm_70", (0.9, 0.9), bf16=False),
+    derived("T4", 40, 1024, 1.590, (16,), "sm_75", (0.320,), bf16=False),
 )
 INTEL_MAX = frozenset({"max", "1550"})  # its peak depends on how many compute units the driver shows
 # A word beside a known name that makes it another chip, a part of one, or one held to less power.
@@ -158,10 +171,27 @@ def device_memory(name: str) -> int | None:
     (80000000000, 192000000000)
     """
     device = find(name)
-    if device is None:
+    return device.memory[_variant(device, name)] * 10**9 if device else None
+
+
+def device_bandwidth(name: str) -> float | None:
+    """Bytes a second that one device's memory moves, or None: unknown device, or no figure that could be named.
+
+    >>> device_bandwidth("NVIDIA A100-SXM4-80GB"), device_bandwidth("AMD Instinct MI300X"), device_bandwidth("cpu")
+    (2039000000000.0, 5300000000000.0, None)
+
+    Taught in chapter 06_mfu.
+    """
+    device = find(name)
+    if device is None or not device.bandwidth:
         return None
+    return round(device.bandwidth[_variant(device, name)] * 1e3) * 1e9
+
+
+def _variant(device: Device, name: str) -> int:
+    """Which of a device's memory sizes its name tells; the first where it tells none."""
     said = {int(number) for number in re.findall(r"\b(\d+)gb?\b", name.lower())}
-    return next((size for size in device.memory if size in said), device.memory[0]) * 10**9
+    return next((number for number, size in enumerate(device.memory) if size in said), 0)
 
 
 def near(name: str) -> UserError:

@@ -10,12 +10,15 @@ import platform
 import re
 import subprocess
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import psutil
 import torch
 
 MIB = 1 << 20
+PRODUCT = {"cpu": 512, "mps": 4096}  # rows of the matrices; an accelerator would spend small products on launches
 
 
 def cores() -> int:
@@ -58,18 +61,33 @@ def memory() -> int:
     return min(total, int(said)) if said.isdigit() else total
 
 
-def measure_flops(seconds: float = 0.3, device: str = "cpu") -> float:
-    """FLOP/s of float32 matrix products, measured for a moment: what a plan rests on where no peak is published.
+def synchroniser(device: str | torch.device) -> Callable[[], None]:
+    """What a clock has to wait for: work on an accelerator is queued, and a call returns before it is done.
 
-    `device` is "cpu", or "mps" for Apple's GPU (written without one at hand: never run there). The best of several
-    short rounds counts: a neighbour's burst only ever makes a round slower.
+    >>> synchroniser("cpu")() is None
+    True
+    """
+    place = torch.device(device)
+    if place.type == "cpu":
+        return lambda: None
+    return torch.mps.synchronize if place.type == "mps" else partial(torch.cuda.synchronize, place)
+
+
+def measure_flops(
+    seconds: float = 0.3, device: str = "cpu", dtype: torch.dtype = torch.float32, size: int = 0
+) -> float:
+    """FLOP/s of products of square matrices, measured for a moment: what a plan rests on where no peak is published.
+
+    `device` is "cpu", "cuda:1" (ROCm too), or "mps" for Apple's GPU (written without one at hand: never run there).
+    The best of several short rounds counts: a neighbour's burst only ever makes a round slower. Taught in chapter
+    06_mfu.
 
     >>> measure_flops(0.02) > 1e8
     True
     """
-    size, products = (512, 4) if device == "cpu" else (4096, 4)  # a GPU would spend small products on launches
-    wait = torch.mps.synchronize if device == "mps" else lambda: None
-    left, right = torch.randn(size, size, device=device), torch.randn(size, size, device=device)
+    size = size or PRODUCT.get(torch.device(device).type, 8192)
+    wait, products = synchroniser(device), 4
+    left, right = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     torch.mm(left, right)  # the first product also starts the threads
     wait()
     best, end = 0.0, time.perf_counter() + seconds

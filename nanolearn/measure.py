@@ -37,7 +37,7 @@ from nanolearn.recipe import Recipe
 from nanolearn.tokenizer import train
 
 SLOW = 0.95  # of the median rate: below, a device is named
-GPU_SIZE, GPU_SECONDS = 8192, 3.0
+GPU_SECONDS = 3.0
 REDUCED, DISK_BYTES, TEXT_BYTES, HUB_BYTES = 256 << 20, 256 << 20, 4 << 20, 32 << 20
 REDUCE_SECONDS, DISK_SECONDS, HUB_SECONDS = 60.0, 8.0, 20.0  # the most that one measurement may take
 SYNCED = 16  # MiB between two waits for the disk
@@ -97,20 +97,7 @@ def matmul_rates(machine: Machine, dtype: str, seconds: float = GPU_SECONDS) -> 
     """
     if machine.type != "cuda":
         return [host.measure_flops(min(seconds, 1.0), machine.type)]
-    return [_device_rate(torch.device("cuda", index), getattr(torch, dtype), seconds) for index in range(machine.count)]
-
-
-def _device_rate(device: torch.device, dtype: torch.dtype, seconds: float) -> float:
-    left, right = (torch.randn(GPU_SIZE, GPU_SIZE, device=device, dtype=dtype) for _ in range(2))
-    best, end = 0.0, time.perf_counter() + seconds
-    while not best or time.perf_counter() < end:
-        torch.cuda.synchronize(device)
-        begun = time.perf_counter()
-        for _ in range(4):
-            torch.mm(left, right)
-        torch.cuda.synchronize(device)
-        best = max(best, 4 * 2 * GPU_SIZE**3 / (time.perf_counter() - begun))
-    return best
+    return [host.measure_flops(seconds, f"cuda:{index}", getattr(torch, dtype)) for index in range(machine.count)]
 
 
 def spread(rates: Sequence[float]) -> Check:
@@ -129,10 +116,16 @@ def spread(rates: Sequence[float]) -> Check:
 
 
 def reduce_rate(processes: int, kind: str, size: int, seconds: float = REDUCE_SECONDS) -> Check:
-    """How fast all ranks add up a buffer of `size` bytes: bus bandwidth, which does not depend on how many they are.
+    """How fast all ranks add up a buffer of `size` bytes, as a line of the page. Taught in chapter 14_scaling_out."""
+    rate = bus_rate(size, processes, reduce_seconds(processes, kind, size, seconds))
+    link = "gloo" if kind != "cuda" else "NCCL or RCCL"
+    return Check("all-reduce", f"{rate / 1e9:.2f} GB/s over {processes} processes ({link}, {size / 1e6:.0f} MB)")
 
-    Each byte travels 2 (n - 1) / n times over the slowest link. Raises TimeoutError after `seconds`: a link that hangs
-    is what this looks for. Taught in chapter 14_scaling_out.
+
+def reduce_seconds(processes: int, kind: str, size: int, seconds: float = REDUCE_SECONDS) -> float:
+    """The best time in which all ranks add up a buffer of `size` bytes.
+
+    Raises TimeoutError after `seconds`: a link that hangs is what this looks for. Taught in chapter 06_mfu.
     """
     with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
         free.bind(("127.0.0.1", 0))
@@ -142,10 +135,7 @@ def reduce_rate(processes: int, kind: str, size: int, seconds: float = REDUCE_SE
         _within(
             seconds, multiprocessing.spawn(_reduce, (processes, kind, size, port, str(told)), processes, join=False)
         )
-        taken = float(told.read_text())
-    rate = bus_rate(size, processes, taken)
-    link = "gloo" if kind != "cuda" else "NCCL or RCCL"
-    return Check("all-reduce", f"{rate / 1e9:.2f} GB/s over {processes} processes ({link}, {size / 1e6:.0f} MB)")
+        return float(told.read_text())
 
 
 def _within(seconds: float, workers: ProcessContext) -> None:
@@ -160,7 +150,8 @@ def _within(seconds: float, workers: ProcessContext) -> None:
 
 
 def bus_rate(size: int, processes: int, seconds: float) -> float:
-    """Bytes a second over the slowest link of a ring.
+    """Bytes a second over the slowest link of a ring: each byte travels 2 (n - 1) / n times over it, so that the rate
+    does not depend on how many ranks there are.
 
     >>> bus_rate(800, processes=8, seconds=1.0)
     1400.0

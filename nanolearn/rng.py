@@ -45,11 +45,12 @@ def torch_generator(seed: int, purpose: str, *names: str | int) -> torch.Generat
 
 def _fill(tensor: torch.Tensor, seed: int, name: str, draw) -> torch.Tensor:
     flat = tensor.view(-1)
+    # One block for all of them: a new one each time leaves holes of up to 28 MB in the heap.
+    host = torch.empty(min(BLOCK, flat.numel()), dtype=torch.float32)
     for start in range(0, flat.numel(), BLOCK):
         part = flat[start : start + BLOCK]
-        host = torch.empty(part.numel(), dtype=torch.float32)
-        draw(host, torch_generator(seed, "init", name, start // BLOCK))
-        part.copy_(host)
+        draw(host[: part.numel()], torch_generator(seed, "init", name, start // BLOCK))
+        part.copy_(host[: part.numel()])
     return tensor
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from nanolearn.devices import TABLE, device_memory, find, near, peak_flops
+from nanolearn.devices import TABLE, device_bandwidth, device_memory, find, near, peak_flops
 from nanolearn.errors import UserError
 
 # TFLOP/s to the digits that are published or that units x FLOPs x clock gives.
@@ -125,10 +125,40 @@ def test_memory_by_name(name, size):
     assert device_memory(name) == size * 10**9
 
 
+@pytest.mark.parametrize(
+    ("name", "gigabytes"),
+    [
+        ("NVIDIA H100 80GB HBM3", 3350),
+        ("NVIDIA H100 PCIe", 2000),
+        ("NVIDIA H100 NVL", 3900),
+        ("NVIDIA H200", 4800),
+        ("NVIDIA GH200 480GB", 4000),
+        ("NVIDIA GH200 144G HBM3e", 4900),
+        ("NVIDIA A100-SXM4-40GB", 1555),
+        ("NVIDIA A100-SXM4-80GB", 2039),
+        ("NVIDIA A100 80GB PCIe", 1935),
+        ("NVIDIA B200", 8000),
+        ("NVIDIA GeForce RTX 4090", 1008),
+        ("AMD Instinct MI300X VF", 5300),
+        ("AMD Instinct MI325X", 6000),
+        ("AMD Instinct MI250X", 1638),  # half of the package's 3276.8
+        ("NVIDIA H800 NVL", None),  # no datasheet at hand
+    ],
+)
+def test_bandwidth_by_name(name, gigabytes):
+    assert device_bandwidth(name) == (gigabytes * 1e9 if gigabytes else None)
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_a6_an_unknown_name_has_no_bandwidth(name):
+    assert device_bandwidth(name) is None
+
+
 def test_every_line_of_the_table_is_found_by_its_own_name():
     for device in TABLE:
         assert find(device.name) is device
         assert device.memory and device.tflops > 0
+        assert len(device.bandwidth) in (0, len(device.memory))
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():

@@ -34,6 +34,15 @@ def test_speed_is_measured_within_its_time():
     assert 1e8 < host.measure_flops(0.05) < 1e14
 
 
+def test_an_accelerator_is_waited_for_before_the_clock_is_read(monkeypatch):
+    waited = []
+    monkeypatch.setattr(host.torch.cuda, "synchronize", waited.append)
+    host.synchroniser("cuda:1")()
+    assert waited == [host.torch.device("cuda", 1)]
+    assert host.synchroniser("mps") is host.torch.mps.synchronize
+    assert host.synchroniser("cpu")() is None and len(waited) == 1
+
+
 @pytest.mark.parametrize(
     ("refused", "said"),
     [

@@ -10,14 +10,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from ipywidgets import IntSlider, VBox, interactive_output
+from ipywidgets import IntSlider, VBox
 from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from nanolearn.lab import plots
+from nanolearn.lab import dials, plots
 from nanolearn.model import gpt
 from nanolearn.model.attention import attend
 from nanolearn.model.gpt import GPT
@@ -83,15 +83,14 @@ def dial(lengths: Sequence[int], window: int) -> VBox:
     wide = IntSlider(window, 0, T - 1, description="window")
     cut = IntSlider(lengths[0], 1, T - 1, description="boundary at")
 
-    def redraw(window: int, boundary: int) -> None:
+    def draw(window: int, boundary: int) -> tuple[Figure, str, str]:
         mask = seen([boundary, T - boundary], window)
         fig, (axes,) = plots.figure()
         draw_mask(axes, mask, [boundary, T - boundary], f"{int(mask.sum())} of {T * (T + 1) // 2} causal pairs")
         shown = f"Window {window}, documents of {boundary} and {T - boundary} tokens."
-        plots.show(fig, caption=shown, alt=f"A mask of {T} queries and keys. {shown}")
+        return fig, shown, f"A mask of {T} queries and keys. {shown}"
 
-    output = interactive_output(redraw, {"window": wide, "boundary": cut})
-    return VBox([wide, cut, output])
+    return dials.dial({"window": wide, "boundary": cut}, draw)
 
 
 def both_ways(backend: str, q: Tensor, k: Tensor, v: Tensor, upstream: Tensor, window: int) -> Callable[[], None]:

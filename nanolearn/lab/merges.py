@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
-from ipywidgets import IntSlider, Output, Text, VBox, interactive_output
+from ipywidgets import IntSlider, Text, VBox
 from matplotlib.figure import Figure
 
-from nanolearn.lab import plots
+from nanolearn.lab import dials, plots
 
 Step = tuple[int, bytes]  # parts i and i + 1 become this token
 
@@ -118,14 +118,10 @@ def dial(word: str, merges: Callable[[bytes, int], Sequence[Step]], rank: Mappin
     text = Text(word, description="piece", continuous_update=False)
     limit = IntSlider(len(rank), min=0, max=len(rank), step=max(1, len(rank) // 64), description="merges")
 
-    def redraw(word: str, limit: int) -> None:
-        piece = word.encode()[:24]
+    def draw(word: str, limit: int) -> tuple[Figure, str, str]:
+        piece = (word or " ").encode()[:24]
         steps = merges(piece, limit)
-        plots.show(
-            tree(piece, steps, rank),
-            caption=f"{word!r} with the first {limit:,} merges: {len(piece) - len(steps)} tokens.",
-            alt=f"A tree of {len(steps)} merges over {len(piece)} bytes.",
-        )
+        caption = f"{word!r} with the first {limit:,} merges: {len(piece) - len(steps)} tokens."
+        return tree(piece, steps, rank), caption, f"A tree of {len(steps)} merges over {len(piece)} bytes."
 
-    shown: Output = interactive_output(redraw, {"word": text, "limit": limit})
-    return VBox([text, limit, shown])
+    return dials.dial({"word": text, "limit": limit}, draw)

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from ipywidgets import IntSlider, Output, VBox, interactive_output
+from ipywidgets import IntSlider, VBox
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
 from nanolearn.data.packing import PACKERS, Plan, pack
-from nanolearn.lab import plots
+from nanolearn.lab import dials, plots
 
 BAR = 0.8  # height of a row, of the distance between two
 GAP = 0.06  # of a token, between two pieces
@@ -140,13 +140,10 @@ def dial(lengths: np.ndarray) -> VBox:
     capacity = IntSlider(17, min=4, max=32, description="row, tokens")
     which = IntSlider(len(names) - 2, min=0, max=len(names) - 1, description="packer")
 
-    def redraw(capacity: int, which: int) -> None:
+    def draw(capacity: int, which: int) -> tuple[Figure, str, str]:
         plan = pack(lengths, capacity, names[which])
-        plots.show(
-            rows_figure(lengths, capacity, [names[which]]),
-            caption=f"{names[which]}: {plan.n_rows} rows, {plan.utilisation:.0%} used, {plan.loss:.0%} lost.",
-            alt=f"{plan.n_rows} rows of {capacity} tokens filled with {len(lengths)} documents by {names[which]}.",
-        )
+        caption = f"{names[which]}: {plan.n_rows} rows, {plan.utilisation:.0%} used, {plan.loss:.0%} lost."
+        alt = f"{plan.n_rows} rows of {capacity} tokens filled with {len(lengths)} documents by {names[which]}."
+        return rows_figure(lengths, capacity, [names[which]]), caption, alt
 
-    shown: Output = interactive_output(redraw, {"capacity": capacity, "which": which})
-    return VBox([capacity, which, shown])
+    return dials.dial({"capacity": capacity, "which": which}, draw)
