@@ -18,25 +18,25 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from nanolearn import devices, flops
 from nanolearn.data.batch import Batch
 from nanolearn.data.prefetch import Prefetcher
-from nanolearn.model import attention
 from nanolearn.model import gpt as model_code
+from nanolearn.model.attention import attend
 from nanolearn.model.gpt import GPT, GPTConfig
+from nanolearn.model.kernels import source
 from nanolearn.model.materialize import materialize
-from nanolearn.model.windows import window_mask
 from nanolearn.optim.optimizer import Optimizer, Rates
 
 RESULTS = Path(__file__).parent / "results"
@@ -53,6 +53,7 @@ ATTENTION_TOLERANCE = {torch.float32: 5e-5, torch.bfloat16: 2**-5}
 LOSS_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 COMPILED_TOLERANCE = 0.02  # nats of the mean loss: the same roundings at other places, over thousands of targets
 
+BF16, BOTH = (torch.bfloat16,), (torch.float32, torch.bfloat16)
 Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
 
@@ -87,28 +88,23 @@ TINY = Size(
 
 @dataclass(frozen=True)
 class Way:
-    """One way to attend: its name, its windows, and the function."""
+    """One way to attend: its name, its windows, the function, and the dtypes that it takes."""
 
     name: str
     window: str
     attend: Attend
+    dtypes: tuple[torch.dtype, ...] = BOTH
 
 
-def masked_whole(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
-    """attention.attend's own way for wide windows, here for all: one mask over the whole square."""
-    T = q.size(1)
-    if window >= T - 1:
-        return attention.attend(q, k, v, window)
-    q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-    mask = window_mask(T, T, window, 0, q.device)
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2)
-
-
-WAYS = (
-    Way("as trained", "SSSL", attention.attend),
-    Way("masks over the whole square", "SSSL", masked_whole),
-    Way("no windows", "L", attention.attend),
-)
+def present(device: str) -> tuple[Way, ...]:
+    """Every way of attention whose code is here, the likely fastest first; last the model without windows."""
+    kernels = [name for name in ("flash3", "flash2", "flex") if source(name) not in ("", "kernels")]
+    kernels = kernels if device == "cuda" else []  # "kernels" would download: nothing is, here
+    ways = [
+        Way(name, "SSSL", partial(attend, backend=name), BF16 if name.startswith("flash") else BOTH)
+        for name in (*kernels, "blocked", "sdpa")
+    ]
+    return (*ways, Way("no windows", "L", attend))
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
@@ -170,7 +166,7 @@ def check(way: Way, size: Size, device: str) -> dict:
     config = replace(size.config(size.depths[-1], way.window), n_layer=len("SSSL"))  # narrow, every kind of layer
     reference = nats(config, plain, torch.float32, device)
     said: dict = {"loss_of_reference": float(reference.mean()), "wrong": []}
-    for dtype in (torch.float32, torch.bfloat16):
+    for dtype in way.dtypes:
         name = str(dtype).removeprefix("torch.")
         error = attention_error(way.attend, min(config.windows), size, dtype, device)
         apart = float((nats(config, way.attend, dtype, device) - reference).square().mean().sqrt())
@@ -391,9 +387,9 @@ class Report:
         os._exit(1)
 
 
-def best(lines: list[dict], depth: int) -> dict | None:
+def best(lines: list[dict], depth: int, ways: Sequence[Way]) -> dict | None:
     """The fastest eager line of the model that is trained, with its windows."""
-    windowed = {way.name for way in WAYS if "S" in way.window}
+    windowed = {way.name for way in ways if "S" in way.window}
     lines = [line for line in lines if line["depth"] == depth and line["way"] in windowed and "rows" in line]
     return max(lines, key=lambda line: line["tokens_per_second"], default=None)
 
@@ -401,8 +397,13 @@ def best(lines: list[dict], depth: int) -> dict | None:
 def go(report: Report, size: Size, device: str, peak: float | None) -> None:
     """Checks, then every configuration in the order of its worth, as long as there is time."""
     deadline = report.began + size.budget - LAST_STEPS * size.budget / 300
-    for way in WAYS:
-        report.checks[way.name] = said = check(way, size, device)
+    ways = present(device)
+    for way in ways:
+        try:
+            said = check(way, size, device)
+        except Exception as error:  # a kernel without code for this device is a finding, not the end
+            said = {"wrong": [f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"]}
+        report.checks[way.name] = said
         report.notes += [f"{way.name} is wrong, and not timed: {fault}" for fault in said["wrong"]]
         print(f"{way.name}: {'WRONG' if said['wrong'] else 'right'}", flush=True)
 
@@ -419,13 +420,13 @@ def go(report: Report, size: Size, device: str, peak: float | None) -> None:
         print(report.row(line), flush=True)
         release(torch.device(device))
 
-    right = [way for way in WAYS if not report.checks[way.name]["wrong"]]
+    right = [way for way in ways if not report.checks[way.name]["wrong"]]
     for depth in size.depths:
         for way in right:
             add(way, depth, report.began + 0.55 * size.budget)
-    chosen = best(report.lines, size.depths[0])
+    chosen = best(report.lines, size.depths[0], ways)
     if chosen is not None:
-        add(next(way for way in WAYS if way.name == chosen["way"]), size.depths[0], deadline, chosen["rows"])
+        add(next(way for way in ways if way.name == chosen["way"]), size.depths[0], deadline, chosen["rows"])
 
 
 def main(argv: list[str] | None = None) -> int:

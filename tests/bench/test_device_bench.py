@@ -67,7 +67,7 @@ def test_the_whole_script_runs_where_only_torch_and_numpy_are(tmp_path):
     # A CPU has no published peak: its MFU is left open, never 0.
     assert all(line["tokens_per_second"] > 0 and line["mfu_canonical"] is None for line in lines)
     assert all(0 <= line["stall_share"] < 0.5 and line["first_step_seconds"] > 0 for line in lines)
-    assert "as trained, compiled" in done.stdout or "masks over the whole square, compiled" in done.stdout
+    assert "blocked, compiled" in done.stdout or "sdpa, compiled" in done.stdout
 
 
 def test_a_window_that_is_off_by_one_is_found_before_anything_is_timed():
@@ -128,15 +128,38 @@ def test_the_memory_of_the_configuration_before_does_not_end_the_search(monkeypa
 
 
 def test_the_best_line_is_one_of_the_model_with_windows():
-    from device import best
+    from device import best, present
 
     def line(way: str, speed: float) -> dict:
         return {"way": way, "depth": 24, "rows": 1, "tokens_per_second": speed}
 
-    failed = {"way": "as trained", "depth": 24, "failed": "out of memory"}
-    lines = [failed, line("masks over the whole square", 5.0), line("as trained", 7.0), line("no windows", 9.0)]
-    assert best(lines, 24)["tokens_per_second"] == 7.0
-    assert best(lines, 12) is None
+    failed = {"way": "blocked", "depth": 24, "failed": "out of memory"}
+    lines = [failed, line("sdpa", 5.0), line("blocked", 7.0), line("no windows", 9.0)]
+    assert best(lines, 24, present("cpu"))["tokens_per_second"] == 7.0
+    assert best(lines, 12, present("cpu")) is None
+
+
+def test_every_kernel_that_is_here_is_tried_on_a_gpu_and_none_is_downloaded(monkeypatch):
+    import device
+
+    there = {"flash3": "kernels", "flash2": "torch.nn.attention.varlen", "flex": "triton"}
+    monkeypatch.setattr(device, "source", there.get)
+    names = [way.name for way in device.present("cuda")]
+    assert names == ["flash2", "flex", "blocked", "sdpa", "no windows"]
+    assert device.present("cuda")[0].dtypes == (torch.bfloat16,)  # what FlashAttention takes
+
+
+def test_a_kernel_that_does_not_load_is_a_finding(monkeypatch, tmp_path):
+    import device
+
+    def broken(*_):
+        raise RuntimeError("no kernel image is available")
+
+    monkeypatch.setattr(device, "present", lambda _: (device.Way("flash2", "SSSL", broken),))
+    report = device.Report(tmp_path, "x", "", {"device": "x", "torch": "", "peak_tflops": None})
+    device.go(report, device.TINY, "cpu", None)
+    assert report.checks["flash2"]["wrong"] == ["RuntimeError: no kernel image is available"]
+    assert not report.lines
 
 
 def test_without_an_accelerator_the_script_says_what_to_do(monkeypatch, capsys):
