@@ -49,7 +49,7 @@ def test_the_weights_that_multiply_are_those_of_the_models_matrices():
     assert shape(config).total_params == sum(p.numel() for p in model.parameters())
 
 
-def plain_attention(q, k, v, window):
+def plain_attention(q, k, v, window, *_):
     """All T x T pairs, with matrix products that torch's counter sees: (B, T, H, D) -> (B, T, H, D)."""
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     k, v = (t.repeat_interleave(q.size(1) // k.size(1), dim=1) for t in (k, v))

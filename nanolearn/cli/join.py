@@ -36,7 +36,7 @@ def _join(options: argparse.Namespace) -> int:
     from nanolearn.train.outcome import GO_ON, incomplete
     from nanolearn.train.records import RESULT, finished
 
-    if not options.hours > 0:
+    if not options.hours >= 0:
         raise UserError(f"--hours {options.hours:g}", "give how long to wait, such as 2")
     run_dir, until = options.run_dir.resolve(), time.monotonic() + 3600 * options.hours
     for number in (signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])):

@@ -17,6 +17,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
+from nanolearn import host
+from nanolearn.errors import UserError
 from nanolearn.lab import dials, plots
 from nanolearn.model import gpt
 from nanolearn.model.attention import attend
@@ -104,14 +106,11 @@ def both_ways(backend: str, q: Tensor, k: Tensor, v: Tensor, upstream: Tensor, w
 
 def seconds(work: Callable[[], None], device: torch.device, repeats: int = 5) -> list[float]:
     """How long each of `repeats` calls took, after one that warms up; a GPU is waited for."""
-    took = []
+    took, wait = [], host.synchroniser(device)
     for _ in range(repeats + 1):
         begun = time.perf_counter()
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        elif device.type == "mps":
-            torch.mps.synchronize()
+        wait()
         took.append(time.perf_counter() - begun)
     return took[1:]
 
@@ -123,6 +122,10 @@ def peak_bytes(work: Callable[[], None], device: torch.device) -> int:
         before = torch.cuda.memory_allocated(device)
         work()
         return torch.cuda.max_memory_allocated(device) - before
+    if device.type == "mps":
+        raise UserError(
+            "torch counts no peak of Apple's memory", "measure memory on the CPU: NANOLEARN_SIMULATE unset, device=cpu"
+        )
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         work()
     now = top = 0

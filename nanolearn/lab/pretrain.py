@@ -32,6 +32,7 @@ from nanolearn.train.identity import (
     EXECUTION,
     RECIPE,
     TOKENISE_NOW,
+    check_attention,
     check_nodes,
     open_data,
     refuse_unbuilt,
@@ -96,6 +97,7 @@ def _settled(
     recipe, execution = build(depth, preset, data, seed, overrides, machine)
     refuse_unbuilt(execution)
     check_nodes(execution)
+    check_attention(recipe, execution, hardware.select(machine, execution.device))
     size = choose_preset(hardware.select(machine, execution.device), preset)
     corpus = choose_data(recipe.preset, data)
     asked = "asked for" if corpus.value != recipe.data else corpus.reason  # an override may name the corpus too

@@ -133,7 +133,7 @@ def definitions_figure(runs: Mapping[str, Mapping[str, float]]) -> Figure:
     axes.grid(visible=False, axis="y")
     if most > 1:
         axes.axvline(100, color=plots.VERMILION, lw=1, ls=":")
-    plots.label(axes, "One run, several shares", "MFU (%)", "")
+    plots.label(axes, "The same speed under several counts", "MFU (%)", "")
     return fig
 
 
@@ -162,7 +162,7 @@ def spent_figure(parts: Mapping[str, float], whole: float) -> Figure:
     """Estimated seconds of the parts of a step, end to end, above the step that was measured.
 
     >>> spent_figure({"products": 0.2, "memory": 0.1}, 0.5).axes[0].get_xlabel()
-    'milliseconds'
+    'time (milliseconds)'
     """
     fig, (axes,) = plots.figure(height=1.9)
     at = 0.0
@@ -174,8 +174,8 @@ def spent_figure(parts: Mapping[str, float], whole: float) -> Figure:
     axes.set_yticks([0, 1], ["estimate", "measured"])
     axes.set_ylim(1.5, -0.5)
     axes.grid(visible=False, axis="y")
-    axes.legend(fontsize=8, ncols=len(parts), loc="lower center", bbox_to_anchor=(0.5, 1.12))
-    plots.label(axes, "", "milliseconds", "")
+    axes.legend(fontsize=8, ncols=len(parts), loc="lower center", bbox_to_anchor=(0.5, 1.3))
+    plots.label(axes, "Where a step's time goes", "time (milliseconds)", "")
     return fig
 
 

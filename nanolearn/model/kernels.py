@@ -7,6 +7,7 @@ can run is for `nanolearn.model.backends` to find out.
 
 from collections.abc import Callable
 from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -73,11 +74,11 @@ def loaded(name: str) -> Varlen:
 
         return own
     if module == "kernels":
-        from kernels import get_kernel
+        get_kernel = import_module("kernels").get_kernel
 
         function = get_kernel(HUB, version=1).flash_attn_varlen_func
     else:
-        function = getattr(__import__(module), "flash_attn_varlen_func")  # noqa: B009
+        function = import_module(module).flash_attn_varlen_func
 
     def package(q, k, v, ends_q, ends_k, max_q, max_k, back):
         marks = {"cu_seqlens_q": ends_q, "cu_seqlens_k": ends_k, "max_seqlen_q": max_q, "max_seqlen_k": max_k}

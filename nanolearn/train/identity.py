@@ -15,6 +15,8 @@ from nanolearn.data.tokens import TokenStore
 from nanolearn.errors import UserError
 from nanolearn.execution import Execution
 from nanolearn.fetch import replacing
+from nanolearn.hardware import Machine, choose_dtype
+from nanolearn.model import backends
 from nanolearn.recipe import Recipe
 from nanolearn.tokenizer import DESCRIPTION, Tokenizer
 from nanolearn.train import stall, trackers
@@ -34,6 +36,19 @@ def refuse_unbuilt(execution: Execution) -> None:
     >>> refuse_unbuilt(Execution())
     """
     trackers.check(execution.tracker)
+
+
+def check_attention(recipe: Recipe, execution: Execution, machine: Machine) -> None:
+    """Raises UserError for an attention backend that was asked for and that the machine can't have; tries nothing.
+
+    >>> from nanolearn.hardware import cpu
+    >>> check_attention(Recipe.from_depth(4), Execution(attention="sdpa"), cpu())
+
+    Taught in chapter 05_attention.
+    """
+    if execution.attention != "auto":
+        need = backends.need(recipe.gpt_config(), str(choose_dtype(machine, execution.dtype).value))
+        backends.choose(machine, need, execution.attention, trying=False)
 
 
 def check_nodes(execution: Execution) -> None:

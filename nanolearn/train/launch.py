@@ -28,7 +28,14 @@ from nanolearn.tokenizer import train as train_tokenizer
 from nanolearn.train.agent import die_with_starter
 from nanolearn.train.console import Console
 from nanolearn.train.follow import follow
-from nanolearn.train.identity import check_nodes, check_recipe, kept_tokenizer, refuse_unbuilt, write_settings
+from nanolearn.train.identity import (
+    check_attention,
+    check_nodes,
+    check_recipe,
+    kept_tokenizer,
+    refuse_unbuilt,
+    write_settings,
+)
 from nanolearn.train.outcome import note
 from nanolearn.train.records import LAUNCHING, Observer, Result, finished, only_writer
 from nanolearn.train.trainer import train
@@ -66,6 +73,7 @@ def launch(
     check_nodes(execution)
     run_dir = Path(run_dir).resolve()
     machine = select(machine, execution.device)
+    check_attention(recipe, execution, machine)
     if done := finished(run_dir, recipe.digest):
         return done
     if held(run_dir):

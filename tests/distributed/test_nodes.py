@@ -8,7 +8,6 @@ import sys
 import pytest
 
 from nanolearn.cli import main
-from nanolearn.cli.run import ITSELF
 from nanolearn.errors import UserError
 from nanolearn.hardware import cpu
 from nanolearn.train.launch import launch
@@ -18,6 +17,7 @@ from tests.faults.jobs import wait
 from tests.train.conftest import losses
 from tests.train.conftest import tiny as tiny
 
+JOIN = "import sys; from nanolearn.cli import main; sys.exit(main())"
 FIRST = """
 import sys
 from pathlib import Path
@@ -46,7 +46,7 @@ class Nodes:
         given.mkdir()
         recipe.save(given / "recipe.json")
         tiny.execution(num_devices=1, nodes=2, **execution).save(given / "execution.json")
-        self.second = self._start(ITSELF, "join", str(self.run))
+        self.second = self._start(JOIN, "join", str(self.run))
         self.first = self._start(FIRST, str(given), str(self.run))
 
     def _start(self, code: str, *words: str) -> subprocess.Popen:

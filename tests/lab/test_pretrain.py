@@ -89,8 +89,11 @@ def test_a_renamed_or_removed_parameter_is_refused_in_one_line():
 
 def test_an_unbuilt_wish_is_refused_before_the_plan(monkeypatch):
     monkeypatch.setenv("NANOLEARN_SIMULATE", "8 x NVIDIA H100 80GB HBM3")
-    with pytest.raises(UserError, match="attention=flash is not built yet"):
-        settle(depth=24, overrides="attention=flash")
+    with pytest.raises(UserError, match="tracker=wandb needs the package wandb"):
+        settle(depth=24, overrides="tracker=wandb")
+    monkeypatch.setenv("NANOLEARN_SIMULATE", "AMD Instinct MI300X")
+    with pytest.raises(UserError, match="attention=flash3: gfx942 is AMD's"):
+        settle(depth=24, overrides="attention=flash3")
 
 
 def test_an_accelerator_gets_the_full_recipe_and_the_large_corpus(monkeypatch):

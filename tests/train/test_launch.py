@@ -61,12 +61,12 @@ def test_several_nodes_meet_where_they_are_told_and_no_context_is_made_here(tmp_
 
 def test_an_unbuilt_wish_is_refused_before_anything_is_fetched_or_written(tiny, tmp_path, monkeypatch):
     monkeypatch.setattr(room, "open_source", lambda spec: pytest.fail("fetched"))
-    wish = tiny.execution(attention="flash")
-    with pytest.raises(UserError, match="not built yet"):
-        launch(tiny.recipe(), wish, tmp_path / "run", machine=cpu())
-    monkeypatch.setenv("NANOLEARN_SIMULATE", "8 x NVIDIA H100 80GB HBM3")
-    with pytest.raises(UserError, match="not built yet"):
-        launch(Recipe.from_depth(24), Execution(attention="flash"), tmp_path / "run", machine=detect())
+    for wish, said in (({"tracker": "wandb"}, "needs the package"), ({"attention": "flash3"}, "needs a GPU")):
+        with pytest.raises(UserError, match=said):
+            launch(tiny.recipe(), tiny.execution(**wish), tmp_path / "run", machine=cpu())
+    monkeypatch.setenv("NANOLEARN_SIMULATE", "AMD Instinct MI300X")
+    with pytest.raises(UserError, match="gfx942 is AMD's"):
+        launch(Recipe.from_depth(24), Execution(attention="flash3"), tmp_path / "run", machine=detect())
     assert not (tmp_path / "run").exists()
 
 

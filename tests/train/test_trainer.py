@@ -457,8 +457,8 @@ def test_a_run_dir_that_cannot_be_is_one_line(tiny, tmp_path):
 
 
 def test_a_wish_that_would_be_ignored_is_refused(tiny, tmp_path):
-    with pytest.raises(UserError, match="not built yet"):
-        tiny.train(tmp_path / "run", attention="flash")
+    with pytest.raises(UserError, match="needs the package"):
+        tiny.train(tmp_path / "run", tracker="wandb")
     assert not (tmp_path / "run").exists()
 
 

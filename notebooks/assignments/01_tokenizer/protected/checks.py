@@ -105,6 +105,6 @@ def check_it_ends(answer):
     assert _learn(answer, {b"ab": 1}, 100) == [(b"a", b"b")], (
         "a pair that stands there once is merged, then none is left"
     )
-    assert _learn(answer, {b"a": 3, b"b": 2}, 5) == []
-    assert len(_learn(answer, {b"abcdefgh": 2}, 4)) == 4
-    assert _learn(answer, {b"abcd": 2}, 0) == []
+    assert _learn(answer, {b"a": 3, b"b": 2}, 5) == [], "pieces of one byte have no pair: training ends at once"
+    assert len(_learn(answer, {b"abcdefgh": 2}, 4)) == 4, "at most `merges` merges"
+    assert _learn(answer, {b"abcd": 2}, 0) == [], "0 merges were asked for"

@@ -81,7 +81,7 @@ def check_each_rank_has_its_rows(answer):
 
 
 def check_ranks_together_are_the_whole(answer):
-    """the rows of all ranks, one under the other, are the parameter that was never split, bit for bit"""
+    """the rows of all ranks, one under the other, are the parameter that was never split, to one rounding"""
     draw = random.Random(3)
     cases = [MODEL] + [{"w": (draw.randint(1, 40), draw.randint(1, 9)), "b": (draw.randint(1, 9),)} for _ in range(12)]
     for number, shapes in enumerate(cases):
