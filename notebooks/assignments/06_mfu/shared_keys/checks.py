@@ -113,8 +113,8 @@ def check_whole_models(answer):
         model, length = _drawn(1000 + seed)
         found, wanted = answer.training_flops(model, length), _wanted(model, length)
         assert found == wanted, (
-            f"{model} on {length} tokens: {found}, and {wanted} is right; count one layer by hand: q and out, k and v if "
-            "its own, two of the MLP, pairs twice"
+            f"{model} on {length} tokens: {found}, and {wanted} is right; count one layer by hand: q and out, k and v "
+            "if its own, two of the MLP, pairs twice"
         )
 
 
