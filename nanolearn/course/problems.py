@@ -1,18 +1,20 @@
 """A graded problem: a statement, a typed stub to fill in, checks of an answer, and answers whose verdict is known.
 
 Each lies in a folder of its own, `notebooks/assignments/CHAPTER/PROBLEM/`: problem.json, README.md (the statement),
-stub.py, checks.py, and staff/ with reference.py and at least three wrong_*.py. An answer is a Python file with the
-stub's names. Checks are functions `check_...(answer)` that raise AssertionError with a message that points at the idea;
-they see an answer only as a module. What a check is worth is known by what it rejects: the tests hold every problem to
-a stub that fails all checks, a reference that passes them, and wrong answers that each fail at least one.
+stub.py, checks.py, and staff/ with reference.py and wrong.toml: at least three answers that people give, each told as
+changes of the reference. An answer is a Python file with the stub's names. Checks are functions `check_...(answer)` that
+raise AssertionError with a message that points at the idea; they see an answer only as a module. What a check is worth is
+known by what it rejects: the tests hold every problem to a stub that fails all checks, a reference that passes them, and
+wrong answers that each fail at least one.
 """
 
 import importlib.util
 import inspect
 import json
 import sys
+import tomllib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -24,7 +26,8 @@ from nanolearn.lab.plots import show_text
 from nanolearn.overrides import nearest, validated
 from nanolearn.paths import home
 
-ABOUT, STATEMENT, STUB, CHECKS, STAFF = "problem.json", "README.md", "stub.py", "checks.py", "staff"
+ABOUT, STATEMENT, STUB, CHECKS = "problem.json", "README.md", "stub.py", "checks.py"
+STAFF, WRONG = "staff", "wrong.toml"
 
 
 class About(BaseModel):
@@ -35,6 +38,28 @@ class About(BaseModel):
     title: str = Field(min_length=3)
     minutes: int = Field(gt=0, le=600)
     points: dict[str, int] = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A wrong answer: its name, what is wrong with it, and its code."""
+
+    name: str
+    why: str
+    code: str
+
+
+def changed(text: str, changes: Sequence[Sequence[str]]) -> str:
+    """A text with each (old, new) replaced; ValueError where an old one does not stand there once.
+
+    >>> changed("a + b", [["+", "-"]])
+    'a - b'
+    """
+    for old, new in changes:
+        if text.count(old) != 1:
+            raise ValueError(f"{text.count(old)} places for the change of {old!r}")
+        text = text.replace(old, new)
+    return text
 
 
 @dataclass(frozen=True)
@@ -57,9 +82,11 @@ class Problem:
         return self.folder / STAFF / "reference.py"
 
     @property
-    def wrong(self) -> list[Path]:
-        """Answers that people give, each wrong in one way, which its docstring names."""
-        return sorted((self.folder / STAFF).glob("wrong_*.py"))
+    def wrong(self) -> list[Wrong]:
+        """Answers that people give, each wrong in one way."""
+        told = tomllib.loads((self.folder / STAFF / WRONG).read_text(encoding="utf-8"))
+        right = self.reference.read_text(encoding="utf-8")
+        return [Wrong(name, entry["why"], changed(right, entry["changes"])) for name, entry in told.items()]
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,17 @@ def test_an_answer_is_read_anew_each_time(made, tmp_path):
     assert verdicts(made, tmp_path, "def double(x):\n    return 2 * x")[0][0]
 
 
+def test_a_wrong_answer_is_the_reference_with_changes_that_fit(made):
+    (made.folder / "staff" / "reference.py").write_text("def double(x):\n    return 2 * x\n")
+    told = made.folder / "staff" / "wrong.toml"
+    told.write_text("[square]\nwhy = 'it squares'\nchanges = [['2 * x', 'x * x']]\n")
+    (wrong,) = made.wrong
+    assert (wrong.name, wrong.code) == ("square", "def double(x):\n    return x * x\n")
+    told.write_text("[square]\nwhy = 'it squares'\nchanges = [['3 * x', 'x * x']]\n")
+    with pytest.raises(ValueError, match="0 places"):
+        _ = made.wrong
+
+
 def test_a_problem_that_is_not_there_is_refused_with_the_nearest(made):
     with pytest.raises(UserError, match="did you mean 99_twice/double"):
         problems.find("99_twice/duble", made.folder.parent.parent)
@@ -89,8 +100,8 @@ class TestEveryProblem:
         assert problem.folder.parent.name in {chapter.stem for chapter in (home() / "book" / "chapters").glob("*.md")}
         assert len(problem.statement.split()) > 50
         assert len(problem.wrong) >= FEWEST_WRONG
-        for path in (*problem.wrong, problem.reference):
-            assert ast.get_docstring(ast.parse(path.read_text())), f"{path.name} says what it is"
+        assert all(wrong.why for wrong in problem.wrong)
+        assert ast.get_docstring(ast.parse(problem.reference.read_text()))
 
     def test_the_stub_fails_every_check(self, problem):
         assert not any(verdict.passed for verdict in problems.judge(problem, problem.folder / problems.STUB))
@@ -99,7 +110,9 @@ class TestEveryProblem:
         for _ in range(TIMES):
             assert [v.message for v in problems.judge(problem, problem.reference) if not v.passed] == []
 
-    def test_every_wrong_answer_is_refused_by_an_assertion(self, problem):
-        for path in problem.wrong:
+    def test_every_wrong_answer_is_refused_by_an_assertion(self, problem, tmp_path):
+        for wrong in problem.wrong:
+            path = tmp_path / f"{wrong.name}.py"
+            path.write_text(wrong.code)
             found = problems.judge(problem, path)
-            assert any(verdict.refused for verdict in found), f"{path.name}: {[v.message for v in found]}"
+            assert any(verdict.refused for verdict in found), f"{wrong.name}: {[v.message for v in found]}"
