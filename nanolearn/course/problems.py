@@ -1,11 +1,11 @@
 """A graded problem: a statement, a typed stub to fill in, checks of an answer, and answers whose verdict is known.
 
 Each lies in a folder of its own, `notebooks/assignments/CHAPTER/PROBLEM/`: problem.json, README.md (the statement),
-stub.py, checks.py, and staff/ with reference.py and wrong.toml: at least three answers that people give, each told as
-changes of the reference. An answer is a Python file with the stub's names. Checks are functions `check_...(answer)` that
-raise AssertionError with a message that points at the idea; they see an answer only as a module. What a check is worth is
-known by what it rejects: the tests hold every problem to a stub that fails all checks, a reference that passes them, and
-wrong answers that each fail at least one.
+stub.py, checks.py, and staff/ with reference.py and wrong.toml: at least three answers that people give, each told
+as changes of the reference. An answer is a Python file with the stub's names. Checks are functions
+`check_...(answer)` that raise AssertionError with a message that points at the idea; they see an answer only as a
+module. What a check is worth is known by what it rejects: the tests hold every problem to a stub that fails all
+checks, a reference that passes them, and wrong answers that each fail at least one.
 """
 
 import importlib.util
