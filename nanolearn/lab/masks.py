@@ -123,9 +123,7 @@ def peak_bytes(work: Callable[[], None], device: torch.device) -> int:
         work()
         return torch.cuda.max_memory_allocated(device) - before
     if device.type == "mps":
-        raise UserError(
-            "torch counts no peak of Apple's memory", "measure memory on the CPU: NANOLEARN_SIMULATE unset, device=cpu"
-        )
+        raise UserError("torch counts no peak of Apple's memory", "measure tensors on the CPU")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         work()
     now = top = 0
